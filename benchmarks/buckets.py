@@ -18,9 +18,9 @@ from common import Report
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.source import Budget, size_words
-from mindspeed_mm_dit.data.buckets import counted, fraction_after_crop, shapes_of
-from mindspeed_mm_dit.data.check_images import look_at
+from mindspeed_mm_dit.configs.source import Budget, format_sizes
+from mindspeed_mm_dit.data.buckets import count_shapes, fraction_after_crop, shapes_of
+from mindspeed_mm_dit.data.check_images import check_image_files
 from mindspeed_mm_dit.data.order import BucketOrder, micro_batches
 from mindspeed_mm_dit.data.transforms import SUFFIXES
 from mindspeed_mm_dit.models.data import with_size
@@ -44,7 +44,8 @@ def main() -> None:
         f"Of a picture's area {kept:.1%} is kept, by a square crop {square:.1%}: {kept / square:.2f} times as much."
     )
     report.table(
-        ["bucket", "pictures"], [[size_words([shape]), str(count // args.copies)] for shape, count in counted(shapes)]
+        ["bucket", "pictures"],
+        [[format_sizes([shape]), str(count // args.copies)] for shape, count in count_shapes(shapes)],
     )
     costs = flop_of(shapes)
     report.table(
@@ -58,14 +59,14 @@ def main() -> None:
 def sizes_in(folder: str) -> np.ndarray:
     """Return (height, width) of every picture of a folder, (N, 2)."""
     paths = sorted(path for path in Path(folder).iterdir() if path.suffix.lower() in SUFFIXES)
-    looks = [look for look in look_at(paths, 256, decode=False) if look.problem is None]
+    looks = [look for look in check_image_files(paths, 256, decode=False) if look.problem is None]
     return np.array([(look.height, look.width) for look in looks])
 
 
 def flop_of(shapes: np.ndarray) -> np.ndarray:
     """Return the FLOP of a training step for one sample of each shape, (N,)."""
     model = load_model_config(MODEL)
-    each = {shape: train_flop(with_size(model, shape).predictor) for shape, _ in counted(shapes)}
+    each = {shape: train_flop(with_size(model, shape).predictor) for shape, _ in count_shapes(shapes)}
     return np.array([each[tuple(shape)] for shape in shapes.tolist()])
 
 

@@ -73,7 +73,7 @@ def write_plainly(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def check(path: Path) -> None:
     """Compare a checkpoint with its checksums."""
-    assert checksums.problem_of(path) is None
+    assert checksums.find_damage(path) is None
 
 
 def row(seconds: dict[str, list[float]], name: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.registry import load_autoencoder
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 
@@ -115,7 +115,7 @@ def our_step(home: Path, args: Namespace, cached: bool, bf16: bool) -> Callable[
         param = dataclasses.replace(data.dataset_param, latents=str(home / "latents"))
         data = dataclasses.replace(data, dataset_param=param)
     opened = open_data(model, data.dataset_param)
-    samples = opened.samples(opened.rows, 0, data.dataloader_param.shuffle, draw_of(model.diffusion))
+    samples = opened.samples(opened.rows, 0, data.dataloader_param.shuffle, training_draw(model.diffusion))
     if not cached:
         samples.visuals._decoded = None  # a real data set does not fit into memory
     runtime.initialize(None, args.batch, args.batch)

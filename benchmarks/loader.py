@@ -28,15 +28,15 @@ from PIL import Image
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
-from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
+from mindspeed_mm_dit.data.loader import load_batches, load_batches_in_process
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
-LOADERS = {"threads": load_batches, "processes of their own": load_batches_apart}
+LOADERS = {"threads": load_batches, "processes of their own": load_batches_in_process}
 Take = Callable[[Iterator[Any]], Any]
 
 
@@ -50,7 +50,7 @@ def main() -> None:
             jpegs(Path(folder), args.jpegs, model.predictor.input_size) if args.jpegs else args.data
         )
         opened = open_data(model, data.dataset_param)
-        samples = opened.samples(opened.rows, 0, data.dataloader_param.shuffle, draw_of(model.diffusion))
+        samples = opened.samples(opened.rows, 0, data.dataloader_param.shuffle, training_draw(model.diffusion))
         ahead = max(data.dataloader_param.prefetch_batches, args.workers)
 
         def rates(take: Take) -> dict[str, list[float]]:

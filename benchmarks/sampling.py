@@ -28,7 +28,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
-from mindspeed_mm_dit.sampling.generate import generate, states
+from mindspeed_mm_dit.sampling.generate import generate, trajectory_states
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
@@ -96,7 +96,7 @@ def our_model(args: Namespace, precision: str) -> Any:
     config = model_config(args)
     model = runtime.freeze(DiTModel(config, NoAutoencoder(config.ae)))
     if precision == "bf16":
-        runtime.bf16_products(model.predictor)
+        runtime.cast_products_to_bf16(model.predictor)
     if args.torch_compile:
         runtime.compile_blocks(model.blocks)
     return model
@@ -114,7 +114,7 @@ def our_sampler(args: Namespace, sampler: str, steps: int, timed: int, precision
 
     def run() -> None:
         with torch.no_grad():
-            for _ in itertools.islice(states(model, model_config(args), asked, numbers, request), timed):
+            for _ in itertools.islice(trajectory_states(model, model_config(args), asked, numbers, request), timed):
                 pass
 
     return run

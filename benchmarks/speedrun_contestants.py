@@ -74,7 +74,7 @@ class Ours:
         self.training.step(pixels[:, None], labels, self.lr.at(int(1000 * spent)), MEMORY)
 
     def draw(self, labels: np.ndarray) -> np.ndarray:
-        with self.training.ema.in_place_of_the_weights():
+        with self.training.ema.swapped_in():
             return self.training.pipe.sample(labels, guidance=1.0, batch_size=AT_ONCE, **self.drawing).arrays[..., 0]
 
 

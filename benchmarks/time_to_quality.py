@@ -123,7 +123,7 @@ class Contestant:
             pipe.predictor.load_state_dict(self._theirs[1].state_dict(), strict=False)
             ema.averages.update({n: p.detach() for n, p in pipe.predictor.named_parameters()})
         flow = pipe.config.diffusion.model_id == "flow_matching"
-        with ema.in_place_of_the_weights():
+        with ema.swapped_in():
             drawn = pipe.sample(
                 num=SAMPLES_A_CLASS, sampler="heun" if flow else "dpm++", steps=EVALUATIONS // (1 + flow),
                 guidance=1.0, channels="all", seed=self.seed, batch_size=200,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.cli.main import parser_of
+from mindspeed_mm_dit.cli.main import command_parser
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataloaderParam
 from mindspeed_mm_dit.configs.dit import PRESETS
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
@@ -23,9 +23,9 @@ from mindspeed_mm_dit.configs.model import (
     TEACHER_CONFIGS,
     TEXT_ENCODER_CONFIGS,
 )
-from mindspeed_mm_dit.configs.strict import words_of_type
+from mindspeed_mm_dit.configs.strict import describe_type
 from mindspeed_mm_dit.errors import flag_of
-from mindspeed_mm_dit.integrations.mindspeed_mm.flags import FLAGS, HOST_NAMES, IGNORED, SAME, Key, Meaning, Refused
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import FLAGS, HOST_NAMES, IGNORED, SAME, HubRefusal, Key, Meaning
 from mindspeed_mm_dit.training.flags import full_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,7 +118,7 @@ def _in_hosts(meaning: Meaning | None) -> str:
         in_host = getattr(meaning, route, SAME)
         words += [f"native engine: `{in_host.name}`"] if isinstance(in_host, Key) else []
         words += [f"no effect in {host}"] if in_host == IGNORED else []
-        words += [f"refused in {host}"] if isinstance(in_host, Refused) else []
+        words += [f"refused in {host}"] if isinstance(in_host, HubRefusal) else []
     return "; ".join(words)
 
 
@@ -126,7 +126,7 @@ def commands_page() -> str:
     """Every command with its flags."""
     text = ["# Commands", ""]
     for name in COMMANDS:
-        parser = parser_of(name)
+        parser = command_parser(name)
         flags = [_row(action) for action in parser._actions if action.dest != "help"]
         text += [f"## mm-dit {name}", "", "```text", (parser.description or "").strip(), "```", "",
                  *_table(("argument", "default", "meaning"), flags)]  # fmt: skip
@@ -185,7 +185,7 @@ def _keys(cls: Any) -> list[str]:
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         inner += [kind for kind in (hints[field.name], *get_args(hints[field.name])) if dataclasses.is_dataclass(kind)]
         value = "required" if default is dataclasses.MISSING else _json(default)
-        takes, meaning = words_of_type(hints[field.name]), said_of(cls, field.name)
+        takes, meaning = describe_type(hints[field.name]), said_of(cls, field.name)
         lines.append([f"`{field.name}`", _text(takes), value, _text(meaning)])
     found = _table(("key", "takes", "default", "meaning"), lines)
     for kind in inner:

@@ -50,14 +50,14 @@ def create(config: str | Path, *, seed: int = 0, framework: Literal["pytorch", "
     (8, 8)
     """
     from mindspeed_mm_dit.configs.embedded import config_folder
-    from mindspeed_mm_dit.configs.limits import path_of
+    from mindspeed_mm_dit.configs.limits import expand_path
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import activate
 
     activate(framework)
     from mindspeed_mm_dit.sampling.pipeline import Pipeline
 
-    path = path_of("config", config)
+    path = expand_path("config", config)
     model_json = next((file for file in (Path(path), Path(path) / "model.json") if file.is_file()), None)
     return Pipeline.untrained(load_model_config(model_json or config_folder(path) / "model.json"), seed)
 

@@ -63,7 +63,7 @@ class StepError(UserError):
 
 
 @contextlib.contextmanager
-def named_step(what: str) -> Iterator[None]:
+def wrap_step_errors(what: str) -> Iterator[None]:
     """Turn any exception in ``what``, a part of a run, into a StepError that a user can read."""
     try:
         yield

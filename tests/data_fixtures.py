@@ -6,7 +6,7 @@ from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 
 
 def open_rows(param, num_classes=None, **wanted):
@@ -24,5 +24,5 @@ def split_rows(rows, valid_fraction, seed):
 def open_samples(model, data, seed=0, rows=None):
     """Return the samples of a run on all rows, or on ``rows``, as the model's objective draws them."""
     opened = open_data(model, data.dataset_param)
-    draw = draw_of(model.diffusion)
+    draw = training_draw(model.diffusion)
     return opened.samples(rows or opened.rows, seed, data.dataloader_param.shuffle, draw)

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_mm_dit.framework.exits import die_with_parent, without_launcher
+from mindspeed_mm_dit.framework.exits import die_with_parent, without_launch_variables
 
 READ_BY_IMPORTS = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",
@@ -184,7 +184,7 @@ def _server(python: str, environment: Mapping[str, str], imported: str) -> socke
     if imported in ("standalone", "texts", "libraries"):
         environment = _variables()
     if imported == "mindspore":
-        environment = {**without_launcher(environment), "PYTHONPATH": str(ROOT)}
+        environment = {**without_launch_variables(environment), "PYTHONPATH": str(ROOT)}
     key = (os.getpid(), environment["PYTHONPATH"], imported)
     if key not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.configs.model import (
     PREDICTOR_CONFIGS,
     TEXT_ENCODER_CONFIGS,
     ModelConfig,
-    autoencoder_in,
+    autoencoder_config_of,
     load_model_config,
 )
 from mindspeed_mm_dit.configs.source import SourceParam
@@ -143,7 +143,7 @@ def autoencoders(folder: Path) -> list[Any]:
         for name, settings in own.items():
             getattr(diffusers, name)(**settings).save_pretrained(folder / name)
             places.append(folder / name)
-    found = [autoencoder_in(str(place), "ae") for place in places]
+    found = [autoencoder_config_of(str(place), "ae") for place in places]
     found += [config for kind in AE_CONFIGS.values() for config in _without_files(kind)]
     return [config for config in found if active() in config.frameworks]
 
@@ -166,7 +166,9 @@ def text_encoders(folder: Path) -> list[Any]:
             "mistral3": {"max_length": 48, "layers": (1, 2)}
         }  # (whose prompt is long, and which has few layers here)
         of_files = [
-            kind(str(place), **{"max_length": 16, "dtype": "fp32", **more.get(place.name, {})}).completed({})
+            kind(str(place), **{"max_length": 16, "dtype": "fp32", **more.get(place.name, {})}).with_published_settings(
+                {}
+            )
             for kind in kinds
             for place in places
             if kind.model_id == "mistral3" or place.name != "mistral3"

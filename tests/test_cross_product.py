@@ -32,7 +32,7 @@ from mindspeed_mm_dit.models.registry import (
     check_framework,
     register_predictor,
 )
-from mindspeed_mm_dit.objectives.registry import OBJECTIVES, draw_of, objective_of
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES, objective_of, training_draw
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.training.data_set import DataSet
 from tests import parts
@@ -312,7 +312,7 @@ def try_out(framework, engines, fit, optimizer):
         name: (0.3 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in parameters_of(config).items()
     }
     engine = engines.Engine(model, run_config(**FLAGS, optimizer=optimizer), None, weights=start)
-    samples = data.samples(draw_of(config.diffusion))
+    samples = data.samples(training_draw(config.diffusion))
     batch = samples.batch(np.arange(BATCH))
     runtime.to_runtime_device(model)
 

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.cli.main import parser_of
+from mindspeed_mm_dit.cli.main import command_parser
 from mindspeed_mm_dit.configs.embedded import config_folder, embedded_configs
 from mindspeed_mm_dit.configs.run import rows
 from tests.conftest import FRAMEWORK, ROOT
@@ -41,7 +41,7 @@ def test_the_reference_has_every_flag_of_a_run_with_its_meaning(pages):
 def test_the_reference_has_every_flag_of_every_command(pages):
     sections = dict(zip(COMMANDS, pages["reference/commands.md"].split("\n## ")[1:], strict=True))
     for name, text in sections.items():
-        flags = [word for action in parser_of(name)._actions for word in action.option_strings[:1] if word != "-h"]
+        flags = [word for action in command_parser(name)._actions for word in action.option_strings[:1] if word != "-h"]
         assert text.startswith(f"mm-dit {name}\n") and [word for word in flags if word not in first_cells(text)] == []
 
 

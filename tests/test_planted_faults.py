@@ -106,8 +106,8 @@ FAULTS = {
         "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
     ),
     "timesteps of diffusers": Fault(
-        "integrations/formats/diffusers_dit.py", "@ map_for(np.array(changes.right_at)).T",
-        "@ map_for(np.array(changes.right_at))", "tests/checkpoint/test_pipeline.py -k answers_alike",
+        "integrations/formats/diffusers_dit.py", "@ conversion_matrix(np.array(changes.right_at)).T",
+        "@ conversion_matrix(np.array(changes.right_at))", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(
         "sampling/generate.py", "config, conditions.at(numbers), request",

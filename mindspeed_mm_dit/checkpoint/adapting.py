@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, of_source, read_weights
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, format_of_source, read_weights
 from mindspeed_mm_dit.checkpoint.lora import is_adapter
-from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_names, predictor_of, shapes_of, without_projectors
-from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
+from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_names, infer_predictor, shapes_of, without_projectors
+from mindspeed_mm_dit.checkpoint.store import read_facts, read_newest
 from mindspeed_mm_dit.configs.autoencoder import WEIGHT_FILES
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
@@ -79,11 +79,11 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
                 "holds adapters (LoRA), not a whole network",
                 f"merge them into their base: mm-dit convert BASE whole.safetensors --merge-lora {path}",
             )
-        format_name = of_source(path)
+        format_name = format_of_source(path)
         return _described_source(path, format_name, _read(path, format_name), here)
 
     try:
-        source = of_newest(_model_path(Path(init_from)), "--init-from", read_checkpoint)
+        source = read_newest(_model_path(Path(init_from)), "--init-from", read_checkpoint)
     except UserError as error:  # (from code shared with convert and sample, where the setting is SOURCE)
         if error.what.partition(" ")[0] in ("SOURCE", "SOURCE:", "--checkpoint"):
             raise type(error)(f"--init-from = {init_from}", error.reason, error.cure) from None
@@ -137,17 +137,17 @@ def _infer_predictor(state: State, here: PredictorConfig) -> PredictorConfig:
         return here
     try:
         state.check_family("SOURCE")
-        return predictor_of(shapes, {})
+        return infer_predictor(shapes, {})
     except CheckpointError as error:
         raise CheckpointError(error.what, error.reason, f"name weights of a {here.model_id!r}") from None
 
 
 def _labels_by_name(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
     """Return the label of each class by its name; empty if names are not known."""
-    return FORMATS[kind].labels(path) or by_name(facts.get("classes") or ())
+    return FORMATS[kind].labels(path) or labels_by_class_name(facts.get("classes") or ())
 
 
-def by_name(classes: Sequence[str]) -> dict[str, int]:
+def labels_by_class_name(classes: Sequence[str]) -> dict[str, int]:
     """Return the label of each class by its name; empty if every name is just the number of its class."""
     labels = {name: label for label, name in enumerate(classes)}
     return labels if any(name != str(label) for name, label in labels.items()) else {}
@@ -157,7 +157,9 @@ def _numbers(count: int) -> dict[str, int]:
     return {str(label): label for label in range(count)}
 
 
-def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], seed: int) -> list[InitialValue]:
+def adapt_weights(
+    source: SourceWeights, here: PredictorConfig, classes: Sequence[str], seed: int
+) -> list[InitialValue]:
     """Return the initial value of each parameter of ``here``, trained or not, in the order of the network.
 
     classes: name of each label of this run. seed: of the randomly initialised values, as in a run without a source.
@@ -165,9 +167,10 @@ def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], 
     Raises:
         CheckpointError: the sizes of the source cannot be adapted; the error names settings and tensors.
     """
-    labels = same_labels(source, here, classes)
+    labels = match_labels(source, here, classes)
     adapted = {
-        name: _adapt(source, here, name, parameter, labels, seed) for name, parameter in parameters_of(here).items()
+        name: _adapt_parameter(source, here, name, parameter, labels, seed)
+        for name, parameter in parameters_of(here).items()
     }
     misfits = [name for name, tensor in adapted.items() if tensor is None]
     misfits += [name for name in source.weights if name not in adapted and not adapter_of(here).is_optional(name)]
@@ -187,7 +190,7 @@ def begin(source: SourceWeights, here: PredictorConfig, classes: Sequence[str], 
     ]
 
 
-def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
+def base_digest(weights: Mapping[str, np.ndarray]) -> str:
     """Return a digest of weights by name, float32: the same for every file, format and framework they come from."""
     digest = hashlib.sha256()
     for name in sorted(weights):
@@ -196,7 +199,7 @@ def digest_of_base(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _adapt(
+def _adapt_parameter(
     source: SourceWeights, here: PredictorConfig, name: str, parameter: Parameter, labels: Mapping[int, int], seed: int
 ) -> AdaptedTensor | None:
     """Return the initial value of one parameter; None if the source has no tensor that fits."""
@@ -209,7 +212,7 @@ def _adapt(
     return adapted if adapted is not None and adapted.value.shape == parameter.shape else None
 
 
-def same_labels(source: SourceWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
+def match_labels(source: SourceWeights, here: PredictorConfig, classes: Sequence[str]) -> dict[int, int]:
     """Map this run's labels to those of the source.
 
     By name if both have names, or the same set of names; otherwise by number, if both have as many classes.
@@ -217,7 +220,7 @@ def same_labels(source: SourceWeights, here: PredictorConfig, classes: Sequence[
     ours, theirs = here.conditions.label, source.predictor.conditions.label
     if ours is None or theirs is None:
         return {}
-    names = by_name(classes)
+    names = labels_by_class_name(classes)
     our_labels, their_labels = names or _numbers(ours.num_classes), source.names or _numbers(theirs.num_classes)
     if (names and source.names) or set(our_labels) == set(their_labels):
         labels = {label: their_labels[name] for name, label in our_labels.items() if name in their_labels}
@@ -231,13 +234,13 @@ def same_labels(source: SourceWeights, here: PredictorConfig, classes: Sequence[
 
 def _differences(source: SourceWeights, here: PredictorConfig) -> dict[str, str]:
     """Describe each setting that differs and cannot be adapted, by its name."""
-    differ = settings_that_differ(source.predictor, here)
+    differ = differing_settings(source.predictor, here)
     if source.num_heads not in (None, here.num_heads):
         differ["num_heads"] = f"num_heads is {source.num_heads} there and {here.num_heads} here"
     return differ
 
 
-def settings_that_differ(there: PredictorConfig, here: PredictorConfig) -> dict[str, str]:
+def differing_settings(there: PredictorConfig, here: PredictorConfig) -> dict[str, str]:
     """Describe each setting, other than the number of heads, that differs and cannot be adapted, by its name."""
     adaptable = (*_HEADS, *adapter_of(here).adaptable(here))
     return {

@@ -27,7 +27,7 @@ class Checksum(NamedTuple):
     crc32: str
 
 
-class SummedFile:
+class ChecksumFile:
     """A file open for sequential writing that sums the bytes written so far."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -54,10 +54,10 @@ class SummedFile:
 
 
 @contextmanager
-def summed_file(path: Path, sums: dict[str, Checksum]) -> Iterator[SummedFile]:
+def open_with_checksum(path: Path, sums: dict[str, Checksum]) -> Iterator[ChecksumFile]:
     """Open ``path`` for writing; when its last byte is on the disk, put its checksum into ``sums``."""
     with open(path, "wb") as file:
-        summed = SummedFile(file)
+        summed = ChecksumFile(file)
         yield summed
         file.flush()
         os.fsync(file.fileno())
@@ -68,20 +68,20 @@ def write_durably(path: Path, text: str) -> Checksum:
     """Replace the content of ``path`` by ``text`` atomically and durably, so that it survives a crash."""
     sums: dict[str, Checksum] = {}
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    with summed_file(aside, sums) as file:
+    with open_with_checksum(aside, sums) as file:
         file.write(text.encode())
     os.replace(aside, path)
     return sums[aside.name]
 
 
-def record(folder: Path, sums: Mapping[str, Checksum]) -> None:
+def write_checksums(folder: Path, sums: Mapping[str, Checksum]) -> None:
     """Add the checksums of files in ``folder`` to those recorded there."""
     known = read(folder) | dict(sums)
     entries = {name: known[name]._asdict() for name in sorted(known)}
     write_durably(folder / FILE, json.dumps(entries, indent=1) + "\n")
 
 
-def are_in(folder: Path) -> bool:
+def has_checksums(folder: Path) -> bool:
     """Return whether the checkpoint ``folder`` has checksums; older ones, and those of MindSpeed-MM, have none."""
     return (folder / FILE).is_file()
 
@@ -92,7 +92,7 @@ def read(folder: Path) -> dict[str, Checksum]:
     Raises:
         ValueError: the checksums themselves are damaged.
     """
-    if not are_in(folder):
+    if not has_checksums(folder):
         return {}
     try:
         content = json.loads((folder / FILE).read_bytes())
@@ -101,7 +101,7 @@ def read(folder: Path) -> dict[str, Checksum]:
         raise ValueError(f"{type(error).__name__}: {error}") from None
 
 
-def problem_of(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
+def find_damage(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
     """Return what is wrong with the first damaged file of ``folder``, or None.
 
     ``rank`` of ``world_size`` reads every ``world_size``-th file, so that the ranks of a run share the reading.
@@ -114,7 +114,7 @@ def problem_of(folder: Path, rank: int = 0, world_size: int = 1) -> str | None:
     return next(filter(None, problems), None)
 
 
-def problem_of_file(path: Path) -> str | None:
+def find_file_damage(path: Path) -> str | None:
     """Return how the file ``path`` of a checkpoint is damaged, or None."""
     try:
         expected = read(path.parent).get(path.name)
@@ -130,14 +130,14 @@ def _problem(path: Path, expected: Checksum) -> str | None:
         size = path.stat().st_size
         if size != expected.bytes:
             return f"{path.name} is {'cut short' if size < expected.bytes else 'too long'}"
-        if _sum(path) != expected:
+        if _checksum_file(path) != expected:
             return f"{path.name} does not match its checksum"
     except OSError as error:
         return f"{path.name} cannot be read: {error}"
     return None
 
 
-def _sum(path: Path) -> Checksum:
+def _checksum_file(path: Path) -> Checksum:
     size, crc, buffer = 0, 0, memoryview(bytearray(_CHUNK_BYTES))
     with open(path, "rb", buffering=0) as file:
         while count := file.readinto(buffer):

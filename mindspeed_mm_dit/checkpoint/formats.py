@@ -23,12 +23,12 @@ from mindspeed_mm_dit.checkpoint.state import (
     check_are_floats,
     check_whole,
     flatten,
-    predictor_of,
+    infer_predictor,
     unflatten,
     without_projectors,
 )
 from mindspeed_mm_dit.checkpoint.store import iteration_of, read_facts
-from mindspeed_mm_dit.configs.files import how_to_fetch
+from mindspeed_mm_dit.configs.files import fetch_command
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -74,12 +74,12 @@ def format_of(path: Path) -> str | None:
     return next((name for name, known in FORMATS.items() if known.fits(path)), None)
 
 
-def of_source(path: Path) -> str:
+def format_of_source(path: Path) -> str:
     """Return the name of the format that SOURCE, ``path``, is in; raises CheckpointError if it is in none."""
     if (name := format_of(path)) is not None:
         return name
     if not path.exists():
-        raise CheckpointError(f"SOURCE = {path}", "there is no such file or folder", how_to_fetch(path))
+        raise CheckpointError(f"SOURCE = {path}", "there is no such file or folder", fetch_command(path))
     raise CheckpointError(f"SOURCE = {path}", "is in no format known here", f"formats are: {', '.join(FORMATS)}")
 
 
@@ -123,10 +123,10 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
             f"has the unknown ending {path.suffix!r}",
             "give a checkpoint folder, a .pt, .safetensors or .ckpt file",
         )
-    return without_projectors(preferred(known.read(path).trees, use_ema))
+    return without_projectors(select_tree(known.read(path).trees, use_ema))
 
 
-def preferred(trees: Mapping[str, Arrays], use_ema: bool) -> Arrays:
+def select_tree(trees: Mapping[str, Arrays], use_ema: bool) -> Arrays:
     """Return the EMA or the weights, whichever is preferred; the other if it is missing."""
     return next(trees[name] for name in (("ema", "model") if use_ema else ("model", "ema")) if name in trees)
 
@@ -143,7 +143,7 @@ def _reader(path: Path) -> Callable[[str], Arrays]:
         trees = _read_mindspore(path).trees
         return lambda tree: trees.get(tree, {})
     dcp = _reader_of_pytorch(path)
-    check_whole(path, dcp.problem_of)
+    check_whole(path, dcp.find_damage)
     return lambda tree: {name: _array(value) for name, value in dcp.read_tree(path, tree).items()}
 
 
@@ -166,7 +166,7 @@ def read_ckpt(path: Path) -> dict[str, Arrays]:
 
 
 def _read_mindspore(path: Path) -> State:
-    check_whole(path, mindspore_ckpt.problem_of)
+    check_whole(path, mindspore_ckpt.find_damage)
     return State(read_ckpt(path / mindspore_ckpt.FILE), read_facts(path))
 
 
@@ -185,10 +185,10 @@ MINDSPORE = Format(
 def _read_pytorch(path: Path) -> State:
     """Read all tensors and the facts of the run; of a checkpoint of MindSpeed-MM, only tensors that we have too."""
     dcp = _reader_of_pytorch(path)
-    check_whole(path, dcp.problem_of)
+    check_whole(path, dcp.find_damage)
     facts = read_facts(path)
     if dcp.is_mindspeed_mm(path):
-        tensors = dcp.read_theirs(path, _trained(dcp, path, facts))
+        tensors = dcp.read_mindspeed_mm(path, _trained(dcp, path, facts))
         facts = {"iteration": iteration_of(path) or 0} | facts  # (a run that was killed there left no facts)
     else:
         tensors = dcp.read_tree(path)
@@ -200,7 +200,7 @@ def _trained(dcp: ModuleType, path: Path, facts: Mapping[str, Any]) -> Shapes:
     weight_shapes = {
         name.removeprefix("model."): shape for name, shape in dcp.shapes(path).items() if name.startswith("model.")
     }
-    return parameters_of(predictor_of(weight_shapes, facts)).shapes(trained_only=True)
+    return parameters_of(infer_predictor(weight_shapes, facts)).shapes(trained_only=True)
 
 
 def _write_pytorch(path: Path, state: State) -> None:

@@ -43,7 +43,7 @@ class FolderLock:
             ConfigError: it belongs to a live run, or cannot be written to.
         """
         try:
-            self.keep()
+            self.renew()
         except OSError as error:
             self.release()
             raise ConfigError(
@@ -51,7 +51,7 @@ class FolderLock:
             ) from None
         atexit.register(self.release)
 
-    def keep(self) -> None:
+    def renew(self) -> None:
         """Check that the folder still belongs to this run; lock it again if someone has removed the file.
 
         Raises:
@@ -85,7 +85,7 @@ class FolderLock:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                error = self._refusal(descriptor)
+                error = self._locked_error(descriptor)
                 os.close(descriptor)
                 raise error from None
             except OSError as error:
@@ -106,7 +106,7 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _refusal(self, descriptor: int) -> ConfigError:
+    def _locked_error(self, descriptor: int) -> ConfigError:
         owner = os.pread(descriptor, MOST_BYTES, 0).decode("utf-8", "replace").strip() or "another run"
         minutes = (time.time() - os.fstat(descriptor).st_mtime) / 60
         age = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

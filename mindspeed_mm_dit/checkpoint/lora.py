@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats import read_weights
-from mindspeed_mm_dit.checkpoint.state import Arrays, learned_apart
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, find_checkpoint, of_newest, read_facts
-from mindspeed_mm_dit.configs.limits import check_path, short_repr
+from mindspeed_mm_dit.checkpoint.state import Arrays, first_differing_setting
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, find_checkpoint, read_facts, read_newest
+from mindspeed_mm_dit.configs.limits import check_path, shorten_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.tuning import DOWN, UP, LoraSpec
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError, nearest
 from mindspeed_mm_dit.registry import Registry
 
 ShapeMap = Mapping[str, tuple[int, ...]]
-STRONGEST = 1000.0
+MAX_STRENGTH = 1000.0
 
 
 class LowRank(NamedTuple):
@@ -49,7 +49,7 @@ class LowRank(NamedTuple):
         """Return what is added to the weight, (out, in) float32."""
         return np.float32(strength * self.scale) * (self.up.astype(np.float32) @ self.down.astype(np.float32))
 
-    def folded(self) -> LowRank:
+    def with_unit_scale(self) -> LowRank:
         """Return an equal adapter with alpha = r: A and B each hold the root of the scale, and B its sign."""
         root = np.float32(abs(self.scale) ** 0.5)
         signed = root * np.float32(np.sign(self.scale))
@@ -98,11 +98,11 @@ class Adapter:
                 raise CheckpointError(
                     f"{self.where}: an adapter for {layer}, of a weight {expected}",
                     reason,
-                    f"{nearest(layer, layers_of(shapes)) if actual is None else ''}name the adapters of this base",
+                    f"{nearest(layer, layer_names(shapes)) if actual is None else ''}name the adapters of this base",
                 )
 
 
-def layers_of(shapes: ShapeMap) -> list[str]:
+def layer_names(shapes: ShapeMap) -> list[str]:
     """Return the names of the linear layers, and tables, of a network."""
     return [
         name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2
@@ -165,7 +165,7 @@ def read_adapter(path: Path, layers: Iterable[str] | None = None, use_ema: bool 
         known = adapter_format_of(path) or next(iter(ADAPTER_FORMATS.values()))
         return known.read(path, layers)
 
-    return of_newest(path, "adapters", read) if path.is_dir() else read(path)
+    return read_newest(path, "adapters", read) if path.is_dir() else read(path)
 
 
 # --- adapters that a command names ------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class ScaledLora(NamedTuple):
     strength: float
 
 
-def read_all(
+def read_adapters(
     arguments: Sequence[str], shapes: ShapeMap, flag: str, model: ModelConfig | None = None
 ) -> list[ScaledLora]:
     """Read each of ``arguments``, FILE or FILE:STRENGTH, for a network of ``shapes``, that of ``model`` if it is known.
@@ -191,7 +191,7 @@ def read_all(
         path = find_checkpoint(path, flag)
         if model is not None:
             _check_learned(path, model, flag)
-        adapter = replace(read_adapter(path, layers_of(shapes)), where=f"{flag} = {path}")
+        adapter = replace(read_adapter(path, layer_names(shapes)), where=f"{flag} = {path}")
         adapter.check_fits(shapes)
         adapters.append(ScaledLora(adapter, strength))
     return adapters
@@ -199,13 +199,13 @@ def read_all(
 
 def _check_learned(path: Path, model: ModelConfig, flag: str) -> None:
     """Raise ConfigError if a run trained the adapters on a model with another objective than ``model``."""
-    facts = of_newest(path, flag, read_facts) if path.is_dir() else {}
+    facts = read_newest(path, flag, read_facts) if path.is_dir() else {}
     try:
         trained_with = model_config_from_mapping(facts["model"], str(path))
     except (KeyError, UserError):  # of another program, or of parts that are not here
         return
     channels = ("channels of latents", model.latent_shape[0], trained_with.latent_shape[0])
-    difference = learned_apart(model, trained_with) or (channels if channels[1] != channels[2] else None)
+    difference = first_differing_setting(model, trained_with) or (channels if channels[1] != channels[2] else None)
     if difference:
         reason = "was trained on another model: {0} {2!r} there, {1!r} here".format(*difference)
         raise ConfigError(f"{flag} = {path}", reason, "name the adapters of this base")
@@ -221,14 +221,14 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
         strength = float(last)
     except ValueError:
         return Path(text), 1.0
-    if not abs(strength) <= STRONGEST or not math.isfinite(strength):
+    if not abs(strength) <= MAX_STRENGTH or not math.isfinite(strength):
         raise ConfigError(
-            f"{flag} = {short_repr(text)}", f"its strength must lie between -{STRONGEST:g} and {STRONGEST:g}"
+            f"{flag} = {shorten_repr(text)}", f"its strength must lie between -{MAX_STRENGTH:g} and {MAX_STRENGTH:g}"
         )
     return Path(name), strength
 
 
-def merged(weights: Any, adapters: Sequence[ScaledLora]) -> Any:
+def merge_adapters(weights: Any, adapters: Sequence[ScaledLora]) -> Any:
     """Return ``weights`` with all ``adapters`` merged in."""
     for adapter, strength in adapters:
         weights = adapter.merged(weights, strength)

@@ -36,12 +36,12 @@ def is_mindspeed_mm(stored: Collection[str]) -> bool:
     return any(name.startswith((EMA, GROUPS, f"{STATE}0.", f"{STATE}{PREDICTOR}")) for name in stored)
 
 
-def our_name(stored: str) -> str:
+def to_project_name(stored: str) -> str:
     """Return our name of a weight or EMA, given theirs or ours; other names stay."""
     return f"ema.{stored[len(EMA) :]}" if stored.startswith(EMA) else stored
 
 
-def their_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str]:
+def stored_names(ours: Collection[str], stored: Collection[str]) -> dict[str, str]:
     """Map our names of the tensors ``ours`` to their names in a checkpoint of MindSpeed-MM.
 
     ``stored``: every name in the checkpoint.

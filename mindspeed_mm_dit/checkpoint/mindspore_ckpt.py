@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint import checksums
-from mindspeed_mm_dit.checkpoint.checksums import Checksum, summed_file
+from mindspeed_mm_dit.checkpoint.checksums import Checksum, open_with_checksum
 from mindspeed_mm_dit.checkpoint.state import check_names
-from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, without_optimizer
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, missing_optimizer_error
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import (
     read_mindspore_file,
@@ -62,9 +62,9 @@ class Writer(BackgroundWriter):
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays, and the checksum of their file, into the folder ``path``; scalars become (1,)."""
     sums: dict[str, Checksum] = {}
-    with summed_file(path / FILE, sums) as file:
+    with open_with_checksum(path / FILE, sums) as file:
         write_mindspore_arrays(file, {name: np.atleast_1d(array) for name, array in arrays.items()})
-    checksums.record(path, sums)
+    checksums.write_checksums(path, sums)
 
 
 def read(path: Path) -> Arrays:
@@ -72,7 +72,7 @@ def read(path: Path) -> Arrays:
     return read_mindspore_file(path / FILE if path.is_dir() else path)
 
 
-def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
+def find_damage(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
     """Return why the checkpoint ``path`` is damaged, or None; the workers share the reading."""
     if (path / ".metadata").is_file():
         raise CheckpointError(
@@ -82,7 +82,7 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
         )
     if not (path / FILE).is_file():
         return f"{FILE} is missing"
-    return checksums.problem_of(path, rank, world_size)
+    return checksums.find_damage(path, rank, world_size)
 
 
 def check_architecture(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -108,7 +108,7 @@ def read_state(path: Path, expected: Mapping[str, tuple[int, ...]], with_optimiz
     actual = {name[6:]: array.shape for name, array in state.items() if name.startswith("model.")}
     check_names(expected, actual, f"--load = {path}")
     if with_optimizer and not any(name.startswith("optimizer.") for name in state):
-        raise without_optimizer(path)
+        raise missing_optimizer_error(path)
     return state
 
 

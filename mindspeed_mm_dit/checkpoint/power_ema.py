@@ -20,10 +20,10 @@ TREE = "power_ema_"
 """Prefix of the EMAs' names in a checkpoint, before 1, 2, ..., in the order of STDS in its facts."""
 STDS = "power_ema_stds"
 """Key of run.json: the widths."""
-MOST_PARTS = 10_000
+MAX_INTERVALS = 10_000
 """Most parts that a run is divided into; in a longer run a part is several steps."""
-SMALLEST_STD = 0.001
-LARGEST_STD = 1 / math.sqrt(12)
+MIN_STD = 0.001
+MAX_STD = 1 / math.sqrt(12)
 """Width of the plain mean of all steps, gamma = 0."""
 
 
@@ -36,26 +36,24 @@ class Profile(NamedTuple):
     """Width: standard deviation of the profile, as a fraction of ``step``."""
 
 
-def are_stds(value: object) -> bool:
+def is_std_list(value: object) -> bool:
     """Return whether ``value`` is a list of widths, as run.json stores it."""
-    return isinstance(value, list) and all(
-        type(std) in (int, float) and SMALLEST_STD <= std <= LARGEST_STD for std in value
-    )
+    return isinstance(value, list) and all(type(std) in (int, float) and MIN_STD <= std <= MAX_STD for std in value)
 
 
-def trees(count: int) -> list[str]:
+def tree_names(count: int) -> list[str]:
     """Return the names of ``count`` EMAs in a checkpoint."""
     return [f"{TREE}{number}" for number in range(1, count + 1)]
 
 
-def exponent(std: float) -> float:
+def gamma_of_std(std: float) -> float:
     """Return gamma of the width: std^2 = (gamma + 1) / ((gamma + 2)^2 (gamma + 3)).
 
     Raises:
         ValueError: the width is out of range.
     """
-    if not SMALLEST_STD <= std <= LARGEST_STD:
-        raise ValueError(f"a width is from {SMALLEST_STD} to {LARGEST_STD:.4f}, the plain mean of all steps")
+    if not MIN_STD <= std <= MAX_STD:
+        raise ValueError(f"a width is from {MIN_STD} to {MAX_STD:.4f}, the plain mean of all steps")
     roots = np.roots([1, 7, 16 - std**-2, 12 - std**-2])
     return max(0.0, float(roots.real.max()))
 
@@ -65,7 +63,7 @@ def decay_weight(step: int, gamma: float) -> float:
     return 1.0 if step == 1 else -math.expm1((gamma + 1) * math.log1p(-1 / step))
 
 
-def combination(saved: Sequence[Profile], target: Profile) -> tuple[np.ndarray, float]:
+def solve_coefficients(saved: Sequence[Profile], target: Profile) -> tuple[np.ndarray, float]:
     """Return the factors with which the EMAs ``saved`` sum up closest to ``target``, and the error of that sum.
 
     The factors, float64, add up to one. The error is the root mean square error of the profile, relative to that of
@@ -73,7 +71,7 @@ def combination(saved: Sequence[Profile], target: Profile) -> tuple[np.ndarray, 
     """
     if target in saved:
         return np.array([float(profile == target) for profile in saved]), 0.0
-    edges = _edges(sorted({profile.step for profile in (*saved, target)}))
+    edges = _step_edges(sorted({profile.step for profile in (*saved, target)}))
     scale = np.sqrt(np.diff(edges))
     *basis, last = (_step_weights(profile, edges) / scale for profile in saved)
     target_column = _step_weights(target, edges) / scale
@@ -85,15 +83,15 @@ def combination(saved: Sequence[Profile], target: Profile) -> tuple[np.ndarray, 
     return np.append(factors, 1 - factors.sum()), float(error)
 
 
-def _edges(steps: Sequence[int]) -> np.ndarray:
+def _step_edges(steps: Sequence[int]) -> np.ndarray:
     """Return the edges of parts from 0 to the last of ``steps``: one step each, or several if there are many."""
-    even = np.linspace(0, steps[-1], min(steps[-1], MOST_PARTS) + 1).round()
+    even = np.linspace(0, steps[-1], min(steps[-1], MAX_INTERVALS) + 1).round()
     return np.union1d(even, [float(step) for step in steps])
 
 
 def _step_weights(profile: Profile, edges: np.ndarray) -> np.ndarray:
     """Return the weight in the EMA of the steps between each two edges; the weights sum to one."""
-    return np.diff(np.minimum(edges / profile.step, 1.0) ** (exponent(profile.std) + 1))
+    return np.diff(np.minimum(edges / profile.step, 1.0) ** (gamma_of_std(profile.std) + 1))
 
 
 def check_stds(stds: Sequence[float], saved: Sequence[float], where: str) -> None:

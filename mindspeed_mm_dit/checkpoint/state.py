@@ -24,7 +24,7 @@ TREES = ("model", "ema", "optimizer")
 """Weights, their EMA, and the optimizer's state: ``state.NAME.step``, and what else its rule keeps of ``NAME``, such as
 AdamW's ``state.NAME.exp_avg``. A run's checkpoint may also have power-function EMAs, ``power_ema_1`` and so on."""
 
-LEARNED = {
+LEARNED_SETTINGS = {
     "predictor": ("model_id", "num_heads", "num_attention_heads"),
     "diffusion": ("model_id", "prediction_type", "noise_schedule", "num_train_timesteps", "path"),
 }
@@ -115,7 +115,7 @@ def without_projectors(weights: Mapping[str, np.ndarray]) -> Arrays:
     return {name: array for name, array in weights.items() if not name.startswith(named)}
 
 
-def predictor_of(
+def infer_predictor(
     shapes: Mapping[str, Shape], facts: Mapping[str, Any], described: PredictorConfig | None = None
 ) -> PredictorConfig:
     """Return the architecture of the predictor whose tensors have ``shapes``.
@@ -142,9 +142,9 @@ def predictor_of(
     )
 
 
-def learned_apart(here: ModelConfig, there: ModelConfig) -> tuple[str, Any, Any] | None:
+def first_differing_setting(here: ModelConfig, there: ModelConfig) -> tuple[str, Any, Any] | None:
     """Return the first setting of LEARNED in which two models differ, with its value in each, or None."""
-    for section, names in LEARNED.items():
+    for section, names in LEARNED_SETTINGS.items():
         ours, theirs = vars(getattr(here, section)), vars(getattr(there, section))
         for name in names:
             if ours.get(name) != theirs.get(name):
@@ -152,9 +152,9 @@ def learned_apart(here: ModelConfig, there: ModelConfig) -> tuple[str, Any, Any]
     return None
 
 
-def check_whole(path: Path, problem_of: Callable[[Path], str | None]) -> None:
+def check_whole(path: Path, find_damage: Callable[[Path], str | None]) -> None:
     """Raise CheckpointError, naming the file, if the checkpoint folder ``path`` is damaged."""
-    problem = problem_of(path)
+    problem = find_damage(path)
     if problem is not None:
         raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
 

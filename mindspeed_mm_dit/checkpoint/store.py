@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
 from mindspeed_mm_dit.checkpoint.checksums import write_durably
-from mindspeed_mm_dit.configs.files import how_to_fetch, nearest_to
-from mindspeed_mm_dit.configs.limits import LARGEST, MOST_SAMPLES, short_repr
+from mindspeed_mm_dit.configs.files import fetch_command, suggest_path
+from mindspeed_mm_dit.configs.limits import MAX_INT64, MAX_SAMPLES, shorten_repr
 from mindspeed_mm_dit.configs.tuning import is_tuning
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 
@@ -44,9 +44,9 @@ BEST = "best"
 COMMAND = "command"
 """Key of run.json: the flags of the run, and the folder that it was started in."""
 DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
-WITHOUT_INDEX = "lacks .metadata, as copies without hidden files do"
+MISSING_INDEX = "lacks .metadata, as copies without hidden files do"
 _NAME = re.compile(r"iter_(\d{7,})")
-_BEFORE = ".old.partial"
+_REPLACED_SUFFIX = ".old.partial"
 """Suffix of a checkpoint that is set aside while another one replaces it."""
 
 
@@ -61,7 +61,7 @@ class CheckpointStore:
         self.root, self.keep_last, self.retain_interval = Path(root), keep_last, retain_interval
         self._abandoned = set[int]()
 
-    def resumed_at(self, iteration: int) -> None:
+    def mark_newer_as_stale(self, iteration: int) -> None:
         """Treat checkpoints newer than ``iteration``, where the run resumes, as stale."""
         self._abandoned = {saved for saved in self.iterations() if saved > iteration}
 
@@ -83,7 +83,9 @@ class CheckpointStore:
     def commit(self, iteration: int, facts: dict[str, Any]) -> Path:
         """Rename the checkpoint that :meth:`begin` started into place, move the tracker, delete the oldest."""
         aside, final = self.partial_path(iteration), self.path(iteration)
-        checksums.record(aside, {RUN_FACTS: write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")})
+        checksums.write_checksums(
+            aside, {RUN_FACTS: write_durably(aside / RUN_FACTS, json.dumps(facts, indent=1) + "\n")}
+        )
         for name in checksums.read(aside):
             if not (aside / name).is_file():
                 raise FileNotFoundError(f"{name} is not in {aside}: do all nodes share this disk?")
@@ -108,7 +110,7 @@ class CheckpointStore:
 
     def _replace(self, final: Path, aside: Path) -> None:
         """Rename ``aside`` to ``final``, which may exist from before the run was resumed from further back."""
-        before = aside.with_suffix(_BEFORE)
+        before = aside.with_suffix(_REPLACED_SUFFIX)
         if final.exists():
             os.rename(final, before)
         try:
@@ -124,8 +126,8 @@ class CheckpointStore:
 
         A checkpoint that was set aside for another one of its iteration is restored if it was not replaced.
         """
-        for before in self.root.glob(f".iter_*{_BEFORE}"):
-            final = self.root / before.name[1:].removesuffix(_BEFORE)
+        for before in self.root.glob(f".iter_*{_REPLACED_SUFFIX}"):
+            final = self.root / before.name[1:].removesuffix(_REPLACED_SUFFIX)
             if not final.exists():
                 os.rename(before, final)
         for aside in self.root.glob(".iter_*.partial"):
@@ -138,11 +140,11 @@ class CheckpointStore:
         matches = (_NAME.fullmatch(path.name) for path in self.root.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
-    def latest(self, problem_of: Callable[[Path], str | None]) -> tuple[int | None, list[str]]:
+    def latest(self, find_damage: Callable[[Path], str | None]) -> tuple[int | None, list[str]]:
         """Find the checkpoint to resume from.
 
         Args:
-            problem_of: returns why a checkpoint cannot be read, or None.
+            find_damage: returns why a checkpoint cannot be read, or None.
 
         Returns:
             Its iteration (None: there is none) and a line for each newer one that was skipped.
@@ -151,10 +153,10 @@ class CheckpointStore:
             CheckpointError: ``root`` is not a folder of checkpoints, or none of them can be read; starting anew would
                 hide the loss.
         """
-        self._check_is_a_root()
+        self._check_root()
         skipped: list[str] = []
         for iteration in reversed(self.iterations()):
-            problem = problem_of(self.path(iteration))
+            problem = find_damage(self.path(iteration))
             if problem is None:
                 return iteration, skipped
             skipped.append(f"{self.path(iteration)} is damaged ({problem})")
@@ -166,7 +168,7 @@ class CheckpointStore:
             )
         return None, skipped
 
-    def _check_is_a_root(self) -> None:
+    def _check_root(self) -> None:
         if self.root.is_file():
             raise CheckpointError(
                 f"--load = {self.root}",
@@ -190,7 +192,7 @@ class BackgroundWriter(ABC):
         self._when_failed = when_failed
         self._problem: CheckpointError | None = None
 
-    def copied(self, state: dict[str, Any]) -> dict[str, Any]:
+    def copy_to_host(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return ``state``, to be written, on its way to the host; unless overridden it is there already."""
         return state
 
@@ -205,7 +207,7 @@ class BackgroundWriter(ABC):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # (DCP's exception is no Exception)
-            self._problem = unwritten(error, path.parent)
+            self._problem = write_error(error, path.parent)
             if self._when_failed is not None:
                 self._when_failed(self._problem)
 
@@ -227,7 +229,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
     Raises CheckpointError if they are damaged, or cannot be the facts of a run.
     """
-    problem = checksums.problem_of_file(path / RUN_FACTS)
+    problem = checksums.find_file_damage(path / RUN_FACTS)
     if problem is not None:
         raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
     try:
@@ -245,7 +247,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     return facts
 
 
-def classes_in(folder: str | Path | None) -> tuple[str, ...]:
+def read_classes(folder: str | Path | None) -> tuple[str, ...]:
     """Return the class names in the newest checkpoint of ``folder`` that can be read; empty if there are none."""
     store = CheckpointStore(folder or "")
     for iteration in reversed(store.iterations() if folder else []):
@@ -256,13 +258,13 @@ def classes_in(folder: str | Path | None) -> tuple[str, ...]:
 
 def check_facts(facts: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if ``facts``, which the file ``path`` holds, cannot be the facts of a run."""
-    if (key := bad_fact(facts)) is not None:
+    if (key := invalid_fact(facts)) is not None:
         raise CheckpointError(
-            f"{path}: {key} = {short_repr(facts[key])}", "is not a value that a run writes there", DAMAGED_CURE
+            f"{path}: {key} = {shorten_repr(facts[key])}", "is not a value that a run writes there", DAMAGED_CURE
         )
 
 
-def bad_fact(facts: dict[str, Any]) -> str | None:
+def invalid_fact(facts: dict[str, Any]) -> str | None:
     """Return the first key of run.json whose value cannot be a fact of a run, or None."""
     return next((key for key, is_good in _FACTS.items() if key in facts and not is_good(facts[key])), None)
 
@@ -272,7 +274,7 @@ def _are_texts(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST_SAMPLES
+    return type(value) is int and 0 <= value <= MAX_SAMPLES
 
 
 def _is_number(value: Any) -> bool:
@@ -282,7 +284,7 @@ def _is_number(value: Any) -> bool:
 _FACTS: dict[str, Callable[[Any], bool]] = {
     "iteration": _is_count,
     "consumed_samples": _is_count,
-    "seed": lambda value: type(value) is int and 0 <= value <= LARGEST,
+    "seed": lambda value: type(value) is int and 0 <= value <= MAX_INT64,
     "model": lambda value: isinstance(value, dict),
     SETTINGS: lambda value: isinstance(value, dict),
     COMMAND: lambda value: isinstance(value, dict),
@@ -290,27 +292,27 @@ _FACTS: dict[str, Callable[[Any], bool]] = {
     "classes": _are_texts,
     "captions": _are_texts,
     "words": _are_texts,
-    power_ema.STDS: power_ema.are_stds,
+    power_ema.STDS: power_ema.is_std_list,
     ADAPTERS: lambda value: isinstance(value, dict) and isinstance(value.get(BASE), str) and is_tuning(value),
 }
 """Checks of the values in run.json that a resume reads."""
 
 
-def without_places(value: Any) -> Any:
+def without_folders(value: Any) -> Any:
     """Return facts as JSON has them, with each absolute path replaced by its last name.
 
     Of the folder that a command was started in not even the name is left, as it may be that of a user.
     """
     if isinstance(value, dict):
-        facts = {key: without_places(item) for key, item in value.items()}
+        facts = {key: without_folders(item) for key, item in value.items()}
         is_somewhere = os.path.isabs(str(value.get("folder", "")))
         return facts | {"folder": "."} if is_somewhere else facts
     if isinstance(value, (list, tuple)):
-        return [without_places(item) for item in value]
+        return [without_folders(item) for item in value]
     return _last_name(value) if isinstance(value, str) else value
 
 
-def below(argument: str, folder: str) -> str:
+def relative_argument(argument: str, folder: str) -> str:
     """Return an argument of a command line; a path inside ``folder`` becomes relative to it."""
     flag, mark, path = _parts(argument)
     is_inside = os.path.isabs(path) and os.path.commonpath([path, folder]) == folder
@@ -349,20 +351,20 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     below = path / "checkpoints"
     store = CheckpointStore(below if CheckpointStore(below).iterations() else path)
     path = store.path(store.iterations()[-1]) if store.iterations() else path
-    if lacks_index(path):
-        raise CheckpointError(f"{flag} = {path}", WITHOUT_INDEX, "copy it again as a whole folder, hidden files too")
+    if is_missing_index(path):
+        raise CheckpointError(f"{flag} = {path}", MISSING_INDEX, "copy it again as a whole folder, hidden files too")
     if not path.exists():
         reason = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
-        raise CheckpointError(f"{flag} = {path}", reason, how_to_fetch(path) or nearest_to(path).strip())
+        raise CheckpointError(f"{flag} = {path}", reason, fetch_command(path) or suggest_path(path).strip())
     return path
 
 
-def lacks_index(path: Path) -> bool:
+def is_missing_index(path: Path) -> bool:
     """Return whether a checkpoint of PyTorch was copied by a program that leaves out hidden files."""
     return any(path.glob("*.distcp")) and not (path / ".metadata").exists()
 
 
-def of_newest(path: str | Path, flag: str, read: Callable[[Path], T]) -> T:
+def read_newest(path: str | Path, flag: str, read: Callable[[Path], T]) -> T:
     """Return the result of ``read`` on the newest checkpoint of ``path``; retry if a run deletes one meanwhile."""
     while True:
         checkpoint = find_checkpoint(path, flag)
@@ -386,7 +388,7 @@ def _best(folder: Path, flag: str) -> Path:
     return checkpoint
 
 
-def unwritten(problem: BaseException, folder: Path) -> CheckpointError:
+def write_error(problem: BaseException, folder: Path) -> CheckpointError:
     """Return the error that says why a checkpoint could not be written into ``folder``."""
     try:
         free = f" ({shutil.disk_usage(folder).free / 2**30:.2f} GiB are free on that disk)"
@@ -399,12 +401,12 @@ def unwritten(problem: BaseException, folder: Path) -> CheckpointError:
     )
 
 
-def without_optimizer(path: Path) -> CheckpointError:
+def missing_optimizer_error(path: Path) -> CheckpointError:
     """Return the error for a run that needs the optimizer's state of a checkpoint without one."""
     return CheckpointError(f"--load = {path}", "holds no optimizer's state", "pass --no-load-optim to start it anew")
 
 
-def unreadable(problem: BaseException, path: Path) -> CheckpointError:
+def read_error(problem: BaseException, path: Path) -> CheckpointError:
     """Return the error that says why the checkpoint ``path`` could not be read."""
     return CheckpointError(
         f"the checkpoint {path}",
@@ -413,7 +415,7 @@ def unreadable(problem: BaseException, path: Path) -> CheckpointError:
     )
 
 
-_TORN = "enforce fail at inline_container"
+_TRUNCATED_MESSAGE = "enforce fail at inline_container"
 """Part of PyTorch's message if a file does not end where PyTorch has written to."""
 
 
@@ -427,6 +429,6 @@ def _root_cause(error: BaseException) -> str:
         if isinstance(deeper, OSError):
             first = deeper
         deeper = deeper.__cause__ or deeper.__context__
-    if _TORN in str(first):  # from another rank, without the operating system's error
+    if _TRUNCATED_MESSAGE in str(first):  # from another rank, without the operating system's error
         return "a file on the disk is shorter than what was written to it, as if the disk were full"
     return f"{type(first).__name__}: {first}".splitlines()[0]

@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport
-from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, predictor_of, shapes_of
-from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, without_places
+from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, infer_predictor, shapes_of
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, without_folders
 from mindspeed_mm_dit.configs.predictor import Parameters
-from mindspeed_mm_dit.configs.tuning import tuning_in
+from mindspeed_mm_dit.configs.tuning import tuning_from_facts
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.optimizers.registry import chosen_in
+from mindspeed_mm_dit.optimizers.registry import optimizer_from_facts
 
 
 def check_state(state: State, what: str) -> None:
     """Raise CheckpointError, naming the tensors, unless all trees belong to the same predictor."""
     if state.predictor is None and "model" not in state.facts:
         state.check_family("SOURCE")
-    predictor = predictor_of(shapes_of(state.weights), state.facts, state.predictor)
+    predictor = infer_predictor(shapes_of(state.weights), state.facts, state.predictor)
     settings = state.facts.get(SETTINGS)
-    tuning = tuning_in(state.facts.get(ADAPTERS) or (settings if isinstance(settings, dict) else {}))
+    tuning = tuning_from_facts(state.facts.get(ADAPTERS) or (settings if isinstance(settings, dict) else {}))
     parameters = tuning.applied(parameters_of(predictor))
     expected = dict.fromkeys(state.trees, parameters.shapes(saved_only=True))
     if "optimizer" in expected:
@@ -33,7 +33,7 @@ def check_state(state: State, what: str) -> None:
 
 
 def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
-    optimizer = chosen_in(state.facts.get(SETTINGS), what)
+    optimizer = optimizer_from_facts(state.facts.get(SETTINGS), what)
     return {
         f"state.{name}.{kind}": shape
         for name, parameter in parameters.items()
@@ -49,7 +49,7 @@ def check_trees(state: State, expected: dict[str, Shapes], what: str, kind: str)
         check_names(expected[tree], shapes_of(arrays), what, reason, "copy or download it again")
 
 
-def fit(state: State, storage: StorageSupport, weights: str | None) -> tuple[State, list[str]]:
+def storable_part(state: State, storage: StorageSupport, weights: str | None) -> tuple[State, list[str]]:
     """Return the part of ``state`` that the target can store, and a note for each difference."""
     trees, notes = dict(state.trees), []
     if storage is StorageSupport.TRAINING:
@@ -95,7 +95,7 @@ def write(target: Path, target_format: str, state: State) -> None:
     """
     known = FORMATS[target_format]
     if target_format != "pipeline":
-        state = replace(state, facts=without_places(state.facts))
+        state = replace(state, facts=without_folders(state.facts))
 
     def make(aside: Path) -> None:
         if known.storage is not StorageSupport.TRAINING:
@@ -106,7 +106,7 @@ def write(target: Path, target_format: str, state: State) -> None:
         facts = {"iteration": iteration} | state.facts
         store.commit(iteration, facts)  # (without consumed_samples: those of the iterations)
 
-    written(target, make, is_folder=not known.endings)
+    write_atomically(target, make, is_folder=not known.endings)
 
 
 def check_target(
@@ -125,7 +125,7 @@ def check_target(
         raise CheckpointError(f"TARGET = {target}", "is a folder and no checkpoint", "choose another path")
 
 
-def written(target: Path, make: Callable[[Path], object], is_folder: bool) -> None:
+def write_atomically(target: Path, make: Callable[[Path], object], is_folder: bool) -> None:
     """Let ``make`` write a file, or fill an empty folder, at a temporary path; then rename it to ``target``.
 
     Raises CheckpointError if it cannot be written.

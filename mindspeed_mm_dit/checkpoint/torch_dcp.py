@@ -20,9 +20,9 @@ import torch.distributed as dist
 from mindspeed_mm_dit.checkpoint import checksums, mindspeed_mm
 from mindspeed_mm_dit.checkpoint.mindspeed_mm import entries_for_mindspeed_mm as entries_for_mindspeed_mm
 from mindspeed_mm_dit.checkpoint.state import check_names
-from mindspeed_mm_dit.checkpoint.store import WITHOUT_INDEX, BackgroundWriter, lacks_index, unreadable
+from mindspeed_mm_dit.checkpoint.store import MISSING_INDEX, BackgroundWriter, is_missing_index, read_error
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
 from mindspeed_mm_dit.optimizers import adam
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from mindspeed_mm_dit.checkpoint import torch_folder
 else:  # a run's first step needs none of them, and they take a second
-    dcp = later("torch.distributed.checkpoint")
-    torch_folder = later("mindspeed_mm_dit.checkpoint.torch_folder")
+    dcp = lazy_module("torch.distributed.checkpoint")
+    torch_folder = lazy_module("mindspeed_mm_dit.checkpoint.torch_folder")
 
 State = dict[str, Any]
 
@@ -47,10 +47,10 @@ class Writer(BackgroundWriter):
 
     def __init__(self, in_background: bool, when_failed: Callable[[CheckpointError], object] | None = None) -> None:
         super().__init__(in_background, when_failed)
-        self._group = runtime.group_of_hosts()
+        self._group = runtime.host_process_group()
         self._pending: Future[Any] | None = None
 
-    def copied(self, state: State) -> State:
+    def copy_to_host(self, state: State) -> State:
         """Return this rank's part of ``state``; for a write in the background, as copies.
 
         The copies are complete once the device is synchronised. DCP's staging does not copy them again.
@@ -76,7 +76,7 @@ class Writer(BackgroundWriter):
             return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pending = dcp.async_save(_arrived(state), **to_disk)
+            pending = dcp.async_save(_wait_for_copies(state), **to_disk)
         done: Future[None] = Future()
         self._pending = done
 
@@ -115,7 +115,7 @@ def _part_of_this_rank(state: State, rank: int, world_size: int) -> State:
     return part(state)
 
 
-def _arrived(copies: State) -> State:
+def _wait_for_copies(copies: State) -> State:
     """Wait until the copies of a state are complete."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
@@ -138,7 +138,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
         _load(state, path, partial)
         return
     ours = _flatten(state)
-    theirs = mindspeed_mm.their_names(ours, stored.keys())
+    theirs = mindspeed_mm.stored_names(ours, stored.keys())
     tensors: dict[str, list[torch.Tensor]] = {}
     for name, value in ours.items():
         tensors.setdefault(theirs[name], []).append(value)
@@ -159,7 +159,7 @@ def _load(state: State, path: Path, partial: bool, alone: bool = False) -> None:
             warnings.simplefilter("ignore")
             dcp.load(state, storage_reader=torch_folder.SafeReader(path), planner=planner, no_dist=no_dist)
     except dcp.api.CheckpointException as error:
-        raise unreadable(error, path) from error
+        raise read_error(error, path) from error
 
 
 def write(state: State, path: Path) -> None:
@@ -180,7 +180,7 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every tensor in the checkpoint ``path``; the EMA is under "ema.", whoever wrote it."""
     entries = torch_folder.read_metadata(path).state_dict_metadata
     return {
-        mindspeed_mm.our_name(name): tuple(entry.size)
+        mindspeed_mm.to_project_name(name): tuple(entry.size)
         for name, entry in entries.items()
         if isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
@@ -196,10 +196,11 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in entries.items()
-        if mindspeed_mm.our_name(name).startswith(start) and isinstance(entry, dcp.metadata.TensorStorageMetadata)
+        if mindspeed_mm.to_project_name(name).startswith(start)
+        and isinstance(entry, dcp.metadata.TensorStorageMetadata)
     }
     _load(tensors, path, partial=False, alone=True)
-    return {mindspeed_mm.our_name(name)[len(start) :]: value for name, value in tensors.items()}
+    return {mindspeed_mm.to_project_name(name)[len(start) :]: value for name, value in tensors.items()}
 
 
 def is_mindspeed_mm(path: Path) -> bool:
@@ -207,7 +208,7 @@ def is_mindspeed_mm(path: Path) -> bool:
     return mindspeed_mm.is_mindspeed_mm(torch_folder.read_metadata(path).state_dict_metadata.keys())
 
 
-def read_theirs(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+def read_mindspeed_mm(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
     """Read a checkpoint of MindSpeed-MM into CPU memory, by our names: weights, EMA, and the optimizer's state.
 
     ``trained``: name -> shape of the weights that the optimizer updates. Everything else is left out.
@@ -233,7 +234,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.require(array, requirements=["C", "A", "W"]))
 
 
-def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
+def find_damage(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
     """Return why the checkpoint ``path`` is damaged, or None; the ranks share the reading.
 
     Each file must match its checksum, and every byte that the index names must be there.
@@ -244,14 +245,14 @@ def problem_of(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
             "was written by MindSpore",
             f"convert it: mm-dit convert {path} NEW_FOLDER --to pytorch",
         )
-    return _problem_by_index(path) or checksums.problem_of(path, rank, world_size)
+    return _problem_by_index(path) or checksums.find_damage(path, rank, world_size)
 
 
 def _problem_by_index(path: Path) -> str | None:
     """Return what is missing by the index, on every rank alike; each checks the index before reading it."""
-    if lacks_index(path):
-        return WITHOUT_INDEX
-    if problem := checksums.problem_of_file(path / ".metadata"):
+    if is_missing_index(path):
+        return MISSING_INDEX
+    if problem := checksums.find_file_damage(path / ".metadata"):
         return problem
     try:
         for entry in (torch_folder.read_metadata(path).storage_data or {}).values():

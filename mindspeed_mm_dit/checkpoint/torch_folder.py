@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, SavePla
 from torch.futures import Future
 
 from mindspeed_mm_dit.checkpoint import checksums
-from mindspeed_mm_dit.checkpoint.checksums import Checksum, SummedFile
+from mindspeed_mm_dit.checkpoint.checksums import Checksum, ChecksumFile
 from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import check_pickle, check_torch_load
@@ -88,7 +88,7 @@ class _IndexUnpickler(pickle.Unpickler):
     def __init__(self, path: Path, file: io.BytesIO) -> None:
         super().__init__(file)
         self._path = path
-        self._known = _makers()
+        self._known = _constructors()
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
@@ -98,9 +98,9 @@ class _IndexUnpickler(pickle.Unpickler):
         return self._known[f"{module}.{name}"]
 
 
-def _makers() -> dict[str, Callable[..., Any]]:
+def _constructors() -> dict[str, Callable[..., Any]]:
     """Return constructors for an index's objects by name; new each time, as a pickle can set attributes on them."""
-    makers = {cls: _maker(cls) for cls in _CLASSES}
+    makers = {cls: _constructor(cls) for cls in _CLASSES}
     known: dict[str, Callable[..., Any]] = {f"{cls.__module__}.{cls.__name__}": maker for cls, maker in makers.items()}
     known[_MEMBER] = lambda maker, name: _member(next((cls for cls in makers if makers[cls] is maker), None), name)
     known["torch.serialization._get_layout"] = lambda name: torch.serialization._get_layout(name)
@@ -110,7 +110,7 @@ def _makers() -> dict[str, Callable[..., Any]]:
     return known
 
 
-def _maker(cls: type) -> type:
+def _constructor(cls: type) -> type:
     """Return a class whose instances are those of ``cls``, which itself stays out of the pickle's reach."""
     return type(cls.__name__, (), {"__new__": lambda _, *values: cls.__new__(cls, *values)})
 
@@ -134,7 +134,7 @@ def read_number(path: Path, name: str) -> float:
     """
     for entry, file, content in _byte_entries(path):
         if entry == name:
-            number = _harmless(f"{path / file}: {name}", content)
+            number = _load_harmless(f"{path / file}: {name}", content)
             if isinstance(number, int | float):
                 return number
             raise CheckpointError(f"{path / file}: {name}", f"is a {type(number).__name__}, not a number", _CURE)
@@ -209,9 +209,9 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
     with torch.serialization.safe_globals([(_member, _MEMBER), *classes]):
         for index in sorted(folder.rglob(INDEX)):
             for name, file, content in _byte_entries(index.parent):
-                _harmless(f"{index.parent / file}: {name}", content)
+                _load_harmless(f"{index.parent / file}: {name}", content)
         for path in sorted(folder.rglob("*.pt")):
-            _harmless(str(path), path)
+            _load_harmless(str(path), path)
 
 
 def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
@@ -224,7 +224,7 @@ def _byte_entries(path: Path) -> Iterable[tuple[str, str, io.BytesIO]]:
                 yield key.fqn, storage.relative_path, io.BytesIO(file.read(storage.length))
 
 
-def _harmless(what: str, content: Path | io.BytesIO) -> Any:
+def _load_harmless(what: str, content: Path | io.BytesIO) -> Any:
     """Return the content of a pickle; raise CheckpointError if it names anything but known classes."""
     try:
         with open(content, "rb") if isinstance(content, Path) else contextlib.nullcontext(content) as file:
@@ -267,7 +267,7 @@ class SummingWriter(dcp.FileSystemWriter):
         super().finish(metadata, [written for written, _ in results])
         for _, sums in results:
             self.fs.sums.update(sums)
-        checksums.record(Path(self.path), self.fs.sums)
+        checksums.write_checksums(Path(self.path), self.fs.sums)
 
 
 @contextmanager
@@ -291,7 +291,7 @@ class _SummingFileSystem(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
         with super().create_stream(path, mode) as file:
-            summed = SummedFile(file)
+            summed = ChecksumFile(file)
             yield summed if mode == "wb" else file
         if mode == "wb":
             self.sums[Path(path).name] = summed.checksum

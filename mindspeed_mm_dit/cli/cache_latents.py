@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.limits import LARGEST, MOST_THREADS, check_between
+from mindspeed_mm_dit.configs.limits import MAX_INT64, MAX_THREADS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.run import check_output_folder
-from mindspeed_mm_dit.data.samples import Opened
+from mindspeed_mm_dit.data.samples import OpenedDataset
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.models.data import cache_identity, check_sizes, open_data, with_budget
@@ -102,11 +102,11 @@ def run(args: argparse.Namespace) -> int:
 def _check_flags(args: argparse.Namespace) -> None:
     for flag, value in (("--batch-size", args.batch_size), ("--shard-images", args.shard_images)):
         if value is not None:
-            check_between(flag, value, 1, LARGEST)
-    check_between("--num-workers", args.num_workers, 0, MOST_THREADS)
+            check_between(flag, value, 1, MAX_INT64)
+    check_between("--num-workers", args.num_workers, 0, MAX_THREADS)
 
 
-def _open(args: argparse.Namespace, model: ModelConfig) -> Opened:
+def _open(args: argparse.Namespace, model: ModelConfig) -> OpenedDataset:
     """Check everything that can be checked, and return the samples, read from files and not from a cache."""
     param = with_budget(model, load_data_config(args.data, "--data").dataset_param).without_cache()
     folder, output = Path(param.data_folder).resolve(), Path(args.output).resolve()

@@ -13,8 +13,8 @@ from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, choose_format, read_trees
 from mindspeed_mm_dit.checkpoint.power_ema import Profile
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore, iteration_of, of_newest, read_facts
-from mindspeed_mm_dit.checkpoint.targets import check_state, check_target, fit, write
+from mindspeed_mm_dit.checkpoint.store import CheckpointStore, iteration_of, read_facts, read_newest
+from mindspeed_mm_dit.checkpoint.targets import check_state, check_target, storable_part, write
 from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.terminal import echo, progress
@@ -49,11 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the EMA, and print how close it is."""
     try:
-        power_ema.exponent(args.std)
+        power_ema.gamma_of_std(args.std)
     except ValueError as error:
         raise ConfigError(f"--std = {args.std:g}", str(error)) from None
 
-    result = make(
+    result = write_power_ema(
         args.checkpoint,
         args.std,
         args.output,
@@ -93,13 +93,13 @@ class EmaResult(NamedTuple):
     """The EMAs found in the checkpoints."""
     requested: Profile
     error: float
-    """Error of the averaging profile, as ``power_ema.combination`` defines it."""
+    """Error of the averaging profile, as ``power_ema.solve_coefficients`` defines it."""
     num_tensors: int
     num_bytes: int
     notes: list[str]
 
 
-def make(
+def write_power_ema(
     source: str | Path,
     std: float,
     target: str | Path,
@@ -124,15 +124,15 @@ def make(
         PlatformError: a required framework is not installed.
     """
     target_format = choose_format(Path(target), to)
-    return of_newest(
+    return read_newest(
         source, "--checkpoint", lambda newest: _averaged(newest, std, Path(target), target_format, overwrite, progress)
     )
 
 
 def _averaged(newest: Path, std: float, target: Path, target_format: str, overwrite: bool, progress: Any) -> EmaResult:
-    saved, facts = averages_up_to(newest), read_facts(newest)
+    saved, facts = list_saved_emas(newest), read_facts(newest)
     profile = Profile(saved[-1].profile.step, std)
-    factors, error = power_ema.combination([ema.profile for ema in saved], profile)
+    factors, error = power_ema.solve_coefficients([ema.profile for ema in saved], profile)
     check_target(newest.parent, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
     used: dict[Path, dict[str, float]] = {}
@@ -142,12 +142,12 @@ def _averaged(newest: Path, std: float, target: Path, target_format: str, overwr
     facts = {key: value for key, value in facts.items() if key != power_ema.STDS} | {"power_ema_std": std}
     state = State({"model": _sum(progress(list(used.items())))}, facts)
     check_state(state, str(newest))
-    state, notes = fit(state, FORMATS[target_format].storage, None)
+    state, notes = storable_part(state, FORMATS[target_format].storage, None)
     write(target, target_format, state)
     return EmaResult(saved, profile, error, state.num_tensors, state.num_bytes, notes)
 
 
-def averages_up_to(newest: Path) -> list[SavedEma]:
+def list_saved_emas(newest: Path) -> list[SavedEma]:
     """Return the EMAs in ``newest`` and in the earlier checkpoints of its run, ascending by step.
 
     Raises:
@@ -159,7 +159,7 @@ def averages_up_to(newest: Path) -> list[SavedEma]:
     saved = []
     for step in steps:
         stds = read_facts(store.path(step)).get(power_ema.STDS, [])
-        trees = power_ema.trees(len(stds))
+        trees = power_ema.tree_names(len(stds))
         saved += [SavedEma(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
     if not saved or saved[-1].path != newest:
         raise CheckpointError(

@@ -85,7 +85,7 @@ def _add_command(commands: argparse._SubParsersAction, name: str) -> Parser:
     return parser
 
 
-def parser_of(name: str) -> Parser:
+def command_parser(name: str) -> Parser:
     """Return the parser of one command, with its flags and their help."""
     return _add_command(Parser(prog="mm-dit").add_subparsers(), name)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
-from mindspeed_mm_dit.checkpoint.store import without_places
+from mindspeed_mm_dit.checkpoint.store import without_folders
 from mindspeed_mm_dit.errors import ConfigError, UserError, flag_of
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import check_launched, collective_error, end_with_launcher
@@ -48,7 +48,7 @@ Videos are written as .mp4, .gif, .npz or .png, a strip of frames. A sample depe
 settings, not on --batch-size or the number of ranks."""
 
 
-USUAL_SCALE = 20
+DEFAULT_CFG_SCALE = 20
 """A larger --cfg-scale logs a note."""
 NUM_PER_CLASS = 4
 _OPTION = "sampler_option_"
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
         if args.fps is not None and len(config.sample_size) == 2:
             raise ConfigError(f"--fps = {args.fps}", "this model generates images, not videos", "leave it out")
         output.check(titles, config.sample_size)
-        if request.guidance > USUAL_SCALE:
+        if request.guidance > DEFAULT_CFG_SCALE:
             echo(f"note: --cfg-scale {request.guidance:g} oversaturates samples; 1 to 10 are usual", file=sys.stderr)
     ranks = runtime.world_size()
     if ranks > 1:
@@ -206,14 +206,14 @@ def _request(args: argparse.Namespace, conditions: Conditions) -> SampleRequest:
 def _in_words(args: argparse.Namespace, request: SampleRequest, described: CheckpointDescription) -> dict[str, str]:
     """Return the settings that determine the samples, in words."""
     which = "EMA" if args.weights == "ema" else "weights being trained"
-    words = {"checkpoint": f"{without_places(args.checkpoint)} ({which})"}
+    words = {"checkpoint": f"{without_folders(args.checkpoint)} ({which})"}
     if args.lora:
-        words["adapters"] = ", ".join(map(without_places, args.lora))
+        words["adapters"] = ", ".join(map(without_folders, args.lora))
     if described.low is not None:
-        low = without_places(args.low_noise_checkpoint or str(described.low.path))
+        low = without_folders(args.low_noise_checkpoint or str(described.low.path))
         words["low noise"] = f"{low}, below {described.boundary:g}, guidance {request.low_noise_scale:g}"
     if args.guidance_checkpoint:
-        words["guided by"] = without_places(args.guidance_checkpoint)
+        words["guided by"] = without_folders(args.guidance_checkpoint)
     words["sampler"] = f"{request.sampler}, {request.steps} steps"
     words["guidance"] = f"{request.guidance:g} on channels: {request.channels}, interval {args.cfg_interval}"
     if request.rescale:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.flag import AddFlags, rows_of
-from mindspeed_mm_dit.configs.limits import FLOAT32, MOST_SAMPLES, check_path, short_repr
+from mindspeed_mm_dit.configs.limits import FLOAT32, MAX_SAMPLES, check_path, shorten_repr
 from mindspeed_mm_dit.configs.run import HOST_ONLY, MEGATRON, DiTArgs, RunConfig, rows
 from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.configs.synonyms import did_you_mean, synonym
@@ -154,7 +154,7 @@ class Parser(argparse.ArgumentParser):
                 odd = ", ".join(unicodedata.name(letter, "") for letter in dict.fromkeys(word) if not letter.isascii())
                 cure = f"write {flag}, and an ordinary space after it"
                 raise ConfigError(
-                    f"command line: {short_repr(word)}", f"has the wrong dashes or spaces: {odd or word}", cure
+                    f"command line: {shorten_repr(word)}", f"has the wrong dashes or spaces: {odd or word}", cure
                 )
         return super().parse_known_args(args, namespace)
 
@@ -276,7 +276,7 @@ def _check_length(args: RunConfig) -> None:
     _check(
         args,
         "train_iters",
-        args.train_iters * args.global_batch_size < MOST_SAMPLES,
+        args.train_iters * args.global_batch_size < MAX_SAMPLES,
         f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)",
     )
 

@@ -19,12 +19,12 @@ from mindspeed_mm_dit.configs.files import (
     UnusableFile,
     check_names_no_code,
     digest_of_files,
-    how_to_fetch,
+    fetch_command,
     read_floats,
     read_safetensors_header,
     weight_file_in,
 )
-from mindspeed_mm_dit.configs.limits import Between, PathText, Positive, Section, check_path, short_repr
+from mindspeed_mm_dit.configs.limits import Between, PathText, Positive, Section, check_path, shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
@@ -166,7 +166,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             if not _agree(settings.setdefault(key, expected), expected):
                 reason = f"contradicts the autoencoder, whose {config_file(path)} makes it {expected}"
                 cure = f'write "{key}": {expected}, or leave the key out'
-                raise ConfigError(f"{where}.{key} = {short_repr(settings[key])}", reason, cure)
+                raise ConfigError(f"{where}.{key} = {shorten_repr(settings[key])}", reason, cure)
         return settings
 
     def digest(self) -> str:
@@ -189,7 +189,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         """
         path = Path(self.from_pretrained)
         if not path.exists():
-            command = how_to_fetch(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
+            command = fetch_command(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
             reason = "no such file or folder; nothing is downloaded"
             raise CheckpointError(f"ae.from_pretrained = {path}", reason, f"{command}, or correct the path")
         if path.is_dir():
@@ -228,7 +228,7 @@ def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str)
     content = read_json(path, f"{where}.from_pretrained")
     kind = content.get("_class_name", diffusers_class)
     if kind != diffusers_class:
-        reason = f"is of class {short_repr(kind)}, not {diffusers_class}"
+        reason = f"is of class {shorten_repr(kind)}, not {diffusers_class}"
         raise ConfigError(f"{where}.from_pretrained = {path}", reason, f"name the folder of an {diffusers_class}")
     known = {field.name for field in dataclasses.fields(facts)}  # type: ignore[arg-type]
     return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
@@ -249,7 +249,7 @@ def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, 
             raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, but a latent has {channels} channels")
         if not all(map(math.isfinite, values)) or (name == "latents_std" and min(values) <= 0):
             reason = "must be finite numbers, and standard deviations must be positive"
-            raise ConfigError(f"ae.{name} = {short_repr(list(values))}", reason)
+            raise ConfigError(f"ae.{name} = {shorten_repr(list(values))}", reason)
 
 
 def divided(size: Shape, factor: int) -> Shape:

@@ -115,7 +115,7 @@ class TextCondition(FloatCondition):
 
     @property
     @abstractmethod
-    def parts(self) -> tuple[OneText, ...]:
+    def parts(self) -> tuple[SingleEncoderText, ...]:
         """The output of each text encoder that it uses; a cache stores them separately."""
 
     @property
@@ -147,7 +147,7 @@ class TextCondition(FloatCondition):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneText(TextCondition):
+class SingleEncoderText(TextCondition):
     """Base of the conditions of one text encoder."""
 
     encoder: int = 0
@@ -170,7 +170,7 @@ class OneText(TextCondition):
         return self.shared_dropout_key or self.name
 
     @property
-    def parts(self) -> tuple[OneText, ...]:
+    def parts(self) -> tuple[SingleEncoderText, ...]:
         return (self,)
 
     @property
@@ -186,7 +186,7 @@ class OneText(TextCondition):
 
 
 @dataclass(frozen=True)
-class TextStates(OneText):
+class TextStates(SingleEncoderText):
     """The states of a text encoder: ``text`` (B, L, D) float32, L tokens of width D."""
 
     length: int
@@ -203,7 +203,7 @@ class TextStates(OneText):
 
 
 @dataclass(frozen=True)
-class PooledText(OneText):
+class PooledText(SingleEncoderText):
     """One vector per caption, from a text encoder that pools (CLIP, MiniLM): ``pooled`` (B, P) float32."""
 
     width: int

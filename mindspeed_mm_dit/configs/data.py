@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from mindspeed_mm_dit.configs.limits import Between, Fraction, Section, short_repr
+from mindspeed_mm_dit.configs.limits import Between, Fraction, Section, shorten_repr
 from mindspeed_mm_dit.configs.source import Shape, SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, nearest
@@ -93,9 +93,9 @@ class MixedParam(SourceParam):
         return all(source.skip_bad for source in self.sources)
 
     @property
-    def bucket_words(self) -> str:
+    def bucket_text(self) -> str:
         """The shapes and the weights, as text."""
-        return f"{super().bucket_words}, shares {' : '.join(map(str, self.weights))}"
+        return f"{super().bucket_text}, shares {' : '.join(map(str, self.weights))}"
 
     def without_bad(self) -> MixedParam:
         """Return the same data sets, skipping samples that cannot be used."""
@@ -148,5 +148,5 @@ def _samples(section: Any, where: str) -> SourceParam:
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
         cure = f"{nearest(str(kind), SOURCE_CONFIGS)}Known: {', '.join(SOURCE_CONFIGS)}"
-        raise ConfigError(f"{where}.dataset_type = {short_repr(kind)}", "unknown kind of data set", cure)
+        raise ConfigError(f"{where}.dataset_type = {shorten_repr(kind)}", "unknown kind of data set", cure)
     return from_mapping(SOURCE_CONFIGS[kind], section, where)

@@ -22,9 +22,9 @@ _WEIGHTS = {"velocity": ("sigma_sqrt", "cosmap", "data"), "data": ()}
 """Loss weights that each prediction allows; noise and score allow the two of SiT."""
 _MU = {"flux": (4096, 1.15), "qwen_image": (8192, 0.9)}
 """Name -> tokens of an image, and the logarithm of its shift; it is 0.5 at 256 tokens, on a line."""
-MOST_TIMESTEPS = 1_000_000
+MAX_TIMESTEPS = 1_000_000
 """Most steps of a chain, and rows of a table of times: float64 tables of this length take 0.1 GB and seconds."""
-_LEAST_EPS = 1e-6
+_MIN_EPS = 1e-6
 """Smallest distance from the ends of the times; float32 resolves it with some margin."""
 
 # Beyond these bounds float32 rounds all times to the ends, or noise or data is negligible next to the other.
@@ -39,7 +39,7 @@ _Eps = Annotated[float, Between(0, 0.5, "null is the published value", below=Tru
 class GaussianDiffusionConfig(Section):
     """Section ``diffusion`` with ``model_id`` "gaussian_diffusion"."""
 
-    num_train_timesteps: Annotated[int, Between(2, MOST_TIMESTEPS, "the published DiT has 1000")] = 1000
+    num_train_timesteps: Annotated[int, Between(2, MAX_TIMESTEPS, "the published DiT has 1000")] = 1000
     """Number T of diffusion steps that the network is trained on, 2 to 1,000,000; more than 20 with "linear"."""
     noise_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
     """Noise schedule: linear betas (Ho et al. 2020) or squared cosine (Nichol & Dhariwal 2021)."""
@@ -94,7 +94,7 @@ class FlowMatchingConfig(Section):
     data_time: Literal[0, 1] = 1
     """Time of clean data as the network sees it. 1: its velocity points from noise at 0 to data at 1. 0: it points from
     data at 0 to noise at 1 (REPA; Yu et al. 2024)."""
-    t_eps: Annotated[float, Between(_LEAST_EPS, 1.0)] = 0.05
+    t_eps: Annotated[float, Between(_MIN_EPS, 1.0)] = 0.05
     """With prediction_type "data": lower bound of 1 - t, by which the prediction is divided to get a velocity, in
     training and in sampling. 1e-6 to 1."""
     noise_scale: Annotated[float, Between(1e-3, 1e3)] = 1.0
@@ -188,12 +188,12 @@ class FlowMatchingConfig(Section):
             ("train_eps", train, infinite_loss, "the loss"),
             ("sample_eps", sample, infinite_velocity, "the velocity computed from the network's output"),
         ):
-            if is_infinite and eps < _LEAST_EPS:
+            if is_infinite and eps < _MIN_EPS:
                 reason = (
                     f"{what} is infinite at an end of the times, with path {self.path!r}, prediction_type "
                     f"{self.prediction_type!r} and loss_weight {self.loss_weight!r}"
                 )
-                cure = f"set it to null, which is as published, or to {_LEAST_EPS:g} or more"
+                cure = f"set it to null, which is as published, or to {_MIN_EPS:g} or more"
                 raise ConfigError(f"diffusion.{name} = {eps:g}", reason, cure)
 
     @property
@@ -314,7 +314,7 @@ class MeanFlowConfig(Section):
 class WanFlowConfig(Section):
     """Flow matching as MindSpeed-MM trains Wan, with its keys and defaults; sigma = 0 is data, sigma = 1 is noise."""
 
-    num_train_timesteps: Annotated[int, Between(3, MOST_TIMESTEPS)] = 1000
+    num_train_timesteps: Annotated[int, Between(3, MAX_TIMESTEPS)] = 1000
     """T, the rows of the table that training times are sampled from, 3 to 1,000,000; the network gets the time
     T sigma."""
     shift: Annotated[float, Between(1e-3, 1e3)] = 3.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions, PooledText, TextStates
-from mindspeed_mm_dit.configs.limits import LARGEST, Between, Count, Fraction, NumLayers, Positive, check_between
+from mindspeed_mm_dit.configs.limits import MAX_INT64, Between, Count, Fraction, NumLayers, Positive, check_between
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, check_shareable
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -158,7 +158,7 @@ class DiTConfig(PredictorConfig):
         if self.hidden_size % 4:
             raise self.error("hidden_size", "2-D sin-cos positions need a multiple of 4")
         self.check_divides("patch_size", "input_size", ", or another input_size")
-        if not 1 <= self.hidden_size * self.mlp_ratio <= LARGEST or self.mlp_hidden_size < 1:
+        if not 1 <= self.hidden_size * self.mlp_ratio <= MAX_INT64 or self.mlp_hidden_size < 1:
             reason = (
                 f"gives the MLP's hidden layer no valid width: hidden_size({self.hidden_size}) * mlp_ratio must be "
             )
@@ -197,7 +197,7 @@ class DiTConfig(PredictorConfig):
             cure = "set in_context_len to the number of these tokens, or drop in_context_start"
             raise self.error("in_context_start", "has no effect where in_context_len is 0", cure)
         if self.z_dims:
-            check_between("predictor.projector_dim", self.projector_dim, 1, LARGEST)
+            check_between("predictor.projector_dim", self.projector_dim, 1, MAX_INT64)
             check_between("predictor.encoder_depth", self.encoder_depth, 1, self.num_layers)
 
     def check_context_parallel(self, ranks: int) -> None:

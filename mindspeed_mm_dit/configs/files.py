@@ -24,7 +24,7 @@ from typing import IO, Any, NamedTuple, Protocol
 import numpy as np
 import yaml
 
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import check_depth, read_any_json, read_text
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError, nearest
 from mindspeed_mm_dit.registry import Registry
@@ -38,9 +38,9 @@ _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
 )
 
 
-FREE_BYTES, MOST_TIMES = 256 * 2**20, 8
-"""A file may take MOST_TIMES its size in memory, and FREE_BYTES in any case."""
-MOST_HEADER_BYTES = 100_000_000
+FREE_BYTES, MAX_MEMORY_RATIO = 256 * 2**20, 8
+"""A file may take MAX_MEMORY_RATIO its size in memory, and FREE_BYTES in any case."""
+MAX_HEADER_BYTES = 100_000_000
 """Longest header of a .safetensors file; the limit of safetensors itself."""
 
 
@@ -62,7 +62,7 @@ def check_file(path: str | Path) -> int:
     except FileNotFoundError:
         raise UnusableFile("is a link to nothing" if os.path.islink(path) else "is listed but missing") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        raise UnusableFile(f"cannot be read: {error_text(error)}") from None
     for is_kind, words in _KINDS:
         if is_kind(status.st_mode):
             raise UnusableFile(words)
@@ -74,7 +74,7 @@ def check_unfolded(size: int, num_bytes: int) -> None:
 
     Every reader calls this before it allocates or unpacks, so that no small file takes all memory.
     """
-    if num_bytes > max(FREE_BYTES, MOST_TIMES * size):
+    if num_bytes > max(FREE_BYTES, MAX_MEMORY_RATIO * size):
         raise UnusableFile(f"has {size:,} bytes but needs {num_bytes:,} bytes of memory")
 
 
@@ -92,21 +92,21 @@ def read_bytes(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        raise UnusableFile(f"cannot be read: {error_text(error)}") from None
 
 
-def no_folder(path: Path) -> str:
+def not_a_folder_reason(path: Path) -> str:
     """Return the reason for refusing a path of data.json that is not a folder, with its absolute path."""
     return f"is not a folder: {os.path.abspath(path)} (relative paths start at the working directory)"
 
 
-def nearest_to(path: Path, *known: str) -> str:
+def suggest_path(path: Path, *known: str) -> str:
     """Return "Did you mean 'x'? " for a missing ``path``, from its folder and the ``known`` names; or ""."""
     siblings = [entry.name for entry in path.parent.iterdir()] if is_folder(path.parent) else []
     return "" if os.path.lexists(path) else nearest(path.name, [*known, *siblings])
 
 
-def how_to_fetch(path: str | Path) -> str:
+def fetch_command(path: str | Path) -> str:
     """Return the command that fetches the published weights whose folder is part of ``path``, or ""."""
     published = Registry[Any]("published_weights")
     for name in published:
@@ -124,7 +124,7 @@ def lines_of(text: str) -> list[str]:
     return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
-def reason_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of an error, without the error number and file name of system errors."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
@@ -137,7 +137,7 @@ def add_content(digest: Digest, path: str | Path) -> None:
             while chunk := stream.read(1 << 22):
                 digest.update(chunk)
     except OSError as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        raise UnusableFile(f"cannot be read: {error_text(error)}") from None
 
 
 def digest_of(path: str | Path) -> bytes:
@@ -200,7 +200,7 @@ def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
         if variants:
             return WeightFile(files_by_variant[variants[0]], variants[0])
     expected = ", ".join(name for name in names if not name.endswith(".json"))
-    raise UnusableFile(f"holds none of {expected}: found {content_of(folder)}")
+    raise UnusableFile(f"holds none of {expected}: found {list_first_names(folder)}")
 
 
 def check_model_folder(setting: str, folder: Path) -> None:
@@ -208,14 +208,14 @@ def check_model_folder(setting: str, folder: Path) -> None:
     if (folder / "config.json").is_file():
         return
     if is_folder(folder):
-        reason = f"holds no config.json: found {content_of(folder)}"
+        reason = f"holds no config.json: found {list_first_names(folder)}"
     else:
         reason = "is a file, not a folder" if folder.is_file() else "there is no such folder; nothing is downloaded"
-    cure = how_to_fetch(folder) or "name a local folder with config.json and weights, or correct the path"
+    cure = fetch_command(folder) or "name a local folder with config.json and weights, or correct the path"
     raise CheckpointError(f"{setting} = {folder}", reason, cure)
 
 
-def content_of(folder: Path) -> str:
+def list_first_names(folder: Path) -> str:
     """Return the first names in a folder, for errors: "a, b, ..."."""
     names = sorted(file.name for file in folder.iterdir()) if is_folder(folder) else []
     return (", ".join(names[:5]) + (", ..." if len(names) > 5 else "")) or "nothing"
@@ -241,7 +241,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
         cure = "free some space and run again to resume"
-        raise DataError(str(path), f"cannot be written: {reason_of(error)}", cure) from None
+        raise DataError(str(path), f"cannot be written: {error_text(error)}", cure) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -255,7 +255,7 @@ def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
     try:
         with open(path, "rb") as file:
             start = 8 + int.from_bytes(file.read(8), "little")
-            if not 8 < start <= min(size, MOST_HEADER_BYTES):
+            if not 8 < start <= min(size, MAX_HEADER_BYTES):
                 raise ValueError(f"the file has {size} bytes, its header ends at {start}")
             header = json.loads(file.read(start - 8), object_pairs_hook=_without_duplicates)
         metadata = header.pop("__metadata__", {})
@@ -263,7 +263,7 @@ def read_safetensors_header(path: str | Path) -> SafetensorsHeader:
             raise ValueError("its __metadata__ is not a map of strings")
         ranges = sorted(_byte_range(entry["data_offsets"]) for entry in header.values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        raise UnusableFile(f"cannot be read: {error_text(error)}") from None
     starts, ends = [0, *(end for _, end in ranges)], [*(begin for begin, _ in ranges), size - start]
     if ranges and ranges[-1][1] != size - start:
         end = start + ranges[-1][1]
@@ -323,7 +323,7 @@ def check_names_no_code(setting: str, folder: Path) -> None:
         for key, value in _pairs(read_any_json(file, setting)):
             if key in _NAMES_CODE and value and value not in _BUILT_IN_ATTENTION:
                 cure = "remove the key if the folder works without it, or name another folder"
-                what = f"{setting} = {file}: {key} = {short_repr(value)}"
+                what = f"{setting} = {file}: {key} = {shorten_repr(value)}"
                 raise ConfigError(what, "names code, which is never run or fetched", cure)
 
 
@@ -342,10 +342,12 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
-            text = key.value if isinstance(key.value, str) else short_repr(key.value)
+            text = key.value if isinstance(key.value, str) else shorten_repr(key.value)
             if text in seen or key.tag == "tag:yaml.org,2002:merge":
                 reason = "occurs twice" if text in seen else "is not supported"
-                raise yaml.constructor.ConstructorError(None, None, f"key {short_repr(text)} {reason}", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {shorten_repr(text)} {reason}", key.start_mark
+                )
             seen.add(text)
         return super().construct_mapping(node, deep)
 
@@ -394,7 +396,7 @@ def read_npy(path: str | Path) -> np.ndarray:
             file.seek(0)
             return np.load(file, allow_pickle=False)
     except UNREADABLE as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        raise UnusableFile(f"cannot be read: {error_text(error)}") from None
 
 
 def read_npz(path: str | Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
@@ -414,7 +416,7 @@ def read_npz(path: str | Path, names: Iterable[str] | None = None) -> dict[str, 
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in selected}
     except UNREADABLE as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        raise UnusableFile(f"cannot be read: {error_text(error)}") from None
 
 
 def read_header(file: IO[bytes], size: int) -> Header:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mindspeed_mm_dit.configs.limits import FLOAT32, LARGEST, MOST_THREADS, short_repr
+from mindspeed_mm_dit.configs.limits import FLOAT32, MAX_INT64, MAX_THREADS, shorten_repr
 from mindspeed_mm_dit.errors import flag_of
 
 AddFlags = Callable[[Any], None]
@@ -78,16 +78,16 @@ def number(kind: type, is_valid: Callable[[Any], bool], expected: str) -> Callab
         except ValueError:  # (also of a number of thousands of digits)
             value = None
         if value is None or not is_valid(value):
-            raise argparse.ArgumentTypeError(f"must be {expected}, not {short_repr(text)}")
+            raise argparse.ArgumentTypeError(f"must be {expected}, not {shorten_repr(text)}")
         return value
 
     return parse
 
 
-positive_int = number(int, lambda v: 0 < v <= LARGEST, "a positive whole number below 2**63")
-unsigned_int = number(int, lambda v: 0 <= v <= LARGEST, "a whole number of at least 0, below 2**63")
+positive_int = number(int, lambda v: 0 < v <= MAX_INT64, "a positive whole number below 2**63")
+unsigned_int = number(int, lambda v: 0 <= v <= MAX_INT64, "a whole number of at least 0, below 2**63")
 batches = number(int, lambda v: 0 <= v <= 100_000, "a whole number from 0 to 100000")
-threads = number(int, lambda v: 0 <= v <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}")
+threads = number(int, lambda v: 0 <= v <= MAX_THREADS, f"a whole number from 0 to {MAX_THREADS}")
 positive_float = number(float, lambda v: FLOAT32[0] <= v <= FLOAT32[1], "a positive number in the range of float32")
 finite_float = number(float, math.isfinite, "a number")
 fraction = number(float, lambda v: 0 <= v < 1, "a number in [0, 1)")
@@ -98,7 +98,7 @@ def window(text: str) -> tuple[float, float]:
     try:
         low, high = map(float, text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be two numbers such as 0.875,1, not {short_repr(text)}") from None
+        raise argparse.ArgumentTypeError(f"must be two numbers such as 0.875,1, not {shorten_repr(text)}") from None
     return low, high
 
 

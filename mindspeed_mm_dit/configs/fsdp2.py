@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mindspeed_mm_dit.configs.files import read_yaml
-from mindspeed_mm_dit.configs.limits import Between, Positive, Section, short_repr
+from mindspeed_mm_dit.configs.limits import Between, Positive, Section, shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
@@ -148,7 +148,9 @@ def numbers_in(inner: str, where: str, most: int) -> list[int]:
         if last < first:
             raise ConfigError(where, f"the range {part!r} runs backwards")
         if last - first >= most:
-            raise ConfigError(where, f"the range {short_repr(part)} is longer than the model, which has {most} modules")
+            raise ConfigError(
+                where, f"the range {shorten_repr(part)} is longer than the model, which has {most} modules"
+            )
         numbers.extend(range(first, last + 1))
     return numbers
 

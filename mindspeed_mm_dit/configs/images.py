@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, Between, PathText, Positive
-from mindspeed_mm_dit.configs.source import Budget, FilesParam, size_words
+from mindspeed_mm_dit.configs.limits import MAX_FRAMES, MAX_PIXELS, Between, PathText, Positive
+from mindspeed_mm_dit.configs.source import Budget, FilesParam, format_sizes
 
 CROP = "upright by EXIF, 16 bits scaled to 8, halve by box, scale bicubically, cut the centre"
 """What ``data/transforms.load_pixels`` does. Change this text with it, so that old caches are refused."""
@@ -73,7 +73,7 @@ class DatasetParam(FilesParam):
 
     def _check_captions(self) -> None:
         """Raise ConfigError unless each of ``captions`` names something that this kind of data set has."""
-        names = self.caption_places
+        names = self.caption_fields
         endings, parquet = [name.startswith(".") for name in names], self.dataset_type == "parquet"
         reason, cure = "", 'write the ending of a file, such as ".txt"'
         if self.captions is not None and not all(names or [""]):
@@ -93,7 +93,7 @@ class DatasetParam(FilesParam):
             raise self.error("captions", reason, cure)
 
     @property
-    def caption_places(self) -> tuple[str, ...]:
+    def caption_fields(self) -> tuple[str, ...]:
         """``captions`` as a tuple; empty without captions."""
         return (self.captions,) if isinstance(self.captions, str) else self.captions or ()
 
@@ -120,7 +120,7 @@ class DatasetParam(FilesParam):
 
     def pixel_cache_key(self) -> str:
         least = f" with {self.bucket_group} images or more" if isinstance(self.buckets, Budget) else ""
-        return f"{size_words(self.sizes)}{least}, {CROP}{self.profiles_words}"
+        return f"{format_sizes(self.sizes)}{least}, {CROP}{self.profiles_text}"
 
 
 Display = Literal["shown", "mindspeed_mm"]
@@ -134,11 +134,11 @@ class ClipsParam(FilesParam):
     json_path: PathText
     """The annotation: a .json with one list, or a .jsonl with one object per line. Each clip has path and cap and, if
     known, num_frames, fps and resolution."""
-    num_frames: Annotated[int, Between(1, MOST_FRAMES)] | None = None
+    num_frames: Annotated[int, Between(1, MAX_FRAMES)] | None = None
     """Frames of every clip, 1 to 100,000; null, together with height and width: use ``buckets``."""
-    max_height: Annotated[int, Between(1, MOST_PIXELS)] | None = None
+    max_height: Annotated[int, Between(1, MAX_PIXELS)] | None = None
     """Height of every clip, in pixels, 1 to 32,768."""
-    max_width: Annotated[int, Between(1, MOST_PIXELS)] | None = None
+    max_width: Annotated[int, Between(1, MAX_PIXELS)] | None = None
     """Width of every clip, in pixels, 1 to 32,768."""
     train_fps: Annotated[float, Between(0.01, 1000, "null takes every frame")] | None = None
     """Frames per second of every clip, 0.01 to 1000; frames of the video are dropped to reach it. null keeps every
@@ -219,4 +219,4 @@ class ClipsParam(FilesParam):
         least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
         display = "" if self.display == "shown" else f", display {self.display}"
         sizes = " or ".join(f"{frames} of {height} x {width}" for frames, height, width in self.sizes)
-        return f"{sizes}{least}, fps {rate}, crop {self.crop}{display}{self.profiles_words}"
+        return f"{sizes}{least}, fps {rate}, crop {self.crop}{display}{self.profiles_text}"

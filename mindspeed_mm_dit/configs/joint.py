@@ -17,11 +17,11 @@ from mindspeed_mm_dit.configs.limits import Between, NumLayers, Positive, check_
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape, check_shareable
 from mindspeed_mm_dit.errors import ConfigError
 
-GUIDANCE, MOST_EMBEDDED_GUIDANCE = 3.5, 100.0
+GUIDANCE, MAX_EMBEDDED_GUIDANCE = 3.5, 100.0
 """Guidance scale that diffusers trains and samples distilled networks with, and the largest."""
 UNIT = 32
 """Z-Image pads texts and images to multiples of this many tokens."""
-_EmbeddedGuidance = Annotated[float, Between(0.0, MOST_EMBEDDED_GUIDANCE)]
+_EmbeddedGuidance = Annotated[float, Between(0.0, MAX_EMBEDDED_GUIDANCE)]
 _RopeTheta = Annotated[float, Between(1.0, 1e9)]
 
 

@@ -14,23 +14,23 @@ from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_ty
 
 from mindspeed_mm_dit.errors import ConfigError
 
-LARGEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 """Largest whole number that tensors, sample indices and NumPy's generators can hold."""
 BYTES = (bytes, bytearray, memoryview)
 """Types that Python treats as sequences of whole numbers, but that no setting takes as a list."""
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 """Most blocks of a network."""
-MOST_SAMPLES = 2**62
+MAX_SAMPLES = 2**62
 """Most samples that a run can consume; sample indices from here on are for validation."""
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Most threads that prepare batches."""
-MOST_FRAMES = 100_000
+MAX_FRAMES = 100_000
 """Most frames of a clip: an hour at 24 per second, more than any model takes."""
-MOST_PIXELS = 32_768
+MAX_PIXELS = 32_768
 """Largest height or width of a clip, in pixels."""
-MOST_GUIDANCE = 1000.0
+MAX_GUIDANCE = 1000.0
 """Largest scale of classifier-free guidance; samples degrade from about 20 on, and overflow far beyond this."""
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 """Most sampling steps; all their times are computed before the first."""
 FLOAT32 = (1e-38, 3e38)
 """Smallest and largest magnitude that float32 holds with full precision."""
@@ -50,7 +50,7 @@ _short_repr = _ShortRepr()
 _short_repr.maxstring = _short_repr.maxother = 120
 
 
-def short_repr(value: Any) -> str:
+def shorten_repr(value: Any) -> str:
     """Return ``value`` as shown in errors: its ``repr``, shortened if it is long or deeply nested."""
     return _short_repr.repr(value)
 
@@ -59,10 +59,10 @@ def check_between(what: str, value: float, low: float, high: float, cure: str = 
     """Raise ConfigError unless ``low`` <= ``value`` <= ``high``; ``what`` names the setting, as in "ae.channels"."""
     if not low <= value <= high:
         reason = f"must be at least {low:,}" if value < low else f"must be a number of at most {high:,}"
-        raise ConfigError(f"{what} = {short_repr(value)}", reason, cure)
+        raise ConfigError(f"{what} = {shorten_repr(value)}", reason, cure)
 
 
-def whole_number(what: str, value: Any, low: int, high: int = LARGEST) -> int:
+def whole_number(what: str, value: Any, low: int, high: int = MAX_INT64) -> int:
     """Return ``value``, perhaps a scalar of NumPy or a framework, as an int.
 
     Raises ConfigError, naming the setting ``what``, unless it is a whole number from ``low`` to ``high``.
@@ -72,7 +72,7 @@ def whole_number(what: str, value: Any, low: int, high: int = LARGEST) -> int:
     except TypeError:
         result = None
     if result is None or isinstance(value, bool):
-        raise ConfigError(f"{what} = {short_repr(value)}", "must be a whole number")
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be a whole number")
     check_between(what, result, low, high)
     return result
 
@@ -84,15 +84,15 @@ def number(what: str, value: Any, low: float, high: float) -> float:
     except (TypeError, ValueError, RuntimeError):  # (RuntimeError: tensors of several elements)
         result = None
     if result is None or isinstance(value, (bool, str, bytes)):
-        raise ConfigError(f"{what} = {short_repr(value)}", "must be a number")
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be a number")
     check_between(what, result, low, high)
     return result
 
 
-def switch(what: str, value: Any) -> bool:
+def check_bool(what: str, value: Any) -> bool:
     """Return ``value``, perhaps a bool of NumPy, as a bool; raise ConfigError, naming ``what``, if it is not one."""
     if type(value).__name__ not in ("bool", "bool_"):
-        raise ConfigError(f"{what} = {short_repr(value)}", "must be true or false")
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be true or false")
     return bool(value)
 
 
@@ -110,15 +110,15 @@ def check_path(what: str, path: str) -> None:
     elif len(b"/".join(names)) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in names):
         reason = "is too long, or has a name that is too long"
     if reason:
-        raise ConfigError(f"{what} = {short_repr(path)}", reason, "correct the path")
+        raise ConfigError(f"{what} = {shorten_repr(path)}", reason, "correct the path")
 
 
-def path_of(what: str, path: Any) -> str:
+def expand_path(what: str, path: Any) -> str:
     """Return a path as text with "~" expanded; raise ConfigError, naming the setting ``what``, if it is not a path."""
     try:
         expanded = os.path.expanduser(os.fsdecode(path))
     except TypeError:
-        raise ConfigError(f"{what} = {short_repr(path)}", "is not a path") from None
+        raise ConfigError(f"{what} = {shorten_repr(path)}", "is not a path") from None
     check_path(what, expanded)
     return expanded
 
@@ -150,7 +150,7 @@ class Between:
     """The bounds of a number, in the type of a section's field: ``Annotated[int, Between(1, 1000)]``."""
 
     low: float
-    high: float = LARGEST
+    high: float = MAX_INT64
     cure: str = ""
     below: bool = False
     """Whether ``high`` itself is excluded."""
@@ -160,7 +160,9 @@ class Between:
         if isinstance(value, bool):
             raise ConfigError(f"{what} = {value}", "must be a number")
         if self.below and not self.low <= value < self.high:
-            raise ConfigError(f"{what} = {short_repr(value)}", f"must lie in [{self.low:g}, {self.high:g})", self.cure)
+            raise ConfigError(
+                f"{what} = {shorten_repr(value)}", f"must lie in [{self.low:g}, {self.high:g})", self.cure
+            )
         check_between(what, value, self.low, self.high, self.cure)
 
 
@@ -172,7 +174,7 @@ class ValidPath:
 
 Positive = Annotated[int, Between(1)]
 Count = Annotated[int, Between(0)]
-NumLayers = Annotated[int, Between(1, MOST_LAYERS, "published networks have up to 60")]
+NumLayers = Annotated[int, Between(1, MAX_LAYERS, "published networks have up to 60")]
 Probability = Annotated[float, Between(0, 1)]
 Fraction = Annotated[float, Between(0, 1, below=True)]
 PathText = Annotated[str, ValidPath]
@@ -210,7 +212,7 @@ def _shown(value: Any) -> str:
     """Return ``value`` as in a config file, shortened."""
     if isinstance(value, bool):
         return str(value).lower()
-    return short_repr(list(value) if isinstance(value, tuple) else value)
+    return shorten_repr(list(value) if isinstance(value, tuple) else value)
 
 
 @cache

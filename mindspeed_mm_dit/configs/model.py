@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.autoencoder import (
 from mindspeed_mm_dit.configs.condition import ClassLabel, TextCondition
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, MeanFlowConfig, WanFlowConfig
 from mindspeed_mm_dit.configs.dit import PRESETS
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import ImageEncoderConfig, TeacherConfig, feature_names
@@ -133,7 +133,7 @@ class ModelConfig:
     def _diffusion_error(self, reason: str, cure: str, more: str = "") -> ConfigError:
         return ConfigError(f"diffusion.model_id = {self.diffusion.model_id!r}{more}", reason, cure)
 
-    def tuned_by(self) -> dict[str, Any]:
+    def tuning_facts(self) -> dict[str, Any]:
         """Return the flags that restrict training, with their values: none here (see ``configs/tuning.py``)."""
         return {}
 
@@ -145,7 +145,9 @@ class ModelConfig:
         """
         encoders = [*_several(self.text_encoder)]
         for number, published in (pair for condition in self._texts for pair in condition.published.items()):
-            encoders[number : number + 1] = [encoder.completed(published) for encoder in encoders[number : number + 1]]
+            encoders[number : number + 1] = [
+                encoder.with_published_settings(published) for encoder in encoders[number : number + 1]
+            ]
         return tuple(encoders)
 
     @property
@@ -210,7 +212,7 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
     return from_mapping(ModelConfig, content, where)
 
 
-def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
+def autoencoder_config_of(path: str, where: str) -> PretrainedAutoencoderConfig:
     """Return section ``ae`` for the autoencoder in a folder or weight file; its config.json names the kind.
 
     Raises a UserError, naming the setting ``where``, if it is not an autoencoder or is incomplete.
@@ -222,7 +224,7 @@ def autoencoder_in(path: str, where: str) -> PretrainedAutoencoderConfig:
     if config_file(path).is_file():
         class_name = read_json(config_file(path), where).get("_class_name")
         if class_name not in [*kinds]:
-            reason = f"is not a known autoencoder: _class_name is {short_repr(class_name)}"
+            reason = f"is not a known autoencoder: _class_name is {shorten_repr(class_name)}"
             raise ConfigError(f"{where} = {path}", reason, f"name one of {', '.join(kinds)}")
         kind = kinds[class_name]
     config = kind(**kind.spelled_out({"from_pretrained": path}, where))
@@ -252,7 +254,7 @@ def _section(section: Any, kinds: Mapping[str, type], where: str, usual: str | N
     model_id = section.get("model_id", usual) if isinstance(section, dict) else usual
     if not isinstance(model_id, str) or model_id not in kinds:
         cure = f"{nearest(str(model_id), kinds)}Known: {', '.join(kinds)}"
-        raise ConfigError(f"{where}.model_id = {short_repr(model_id)}", "unknown model_id", cure)
+        raise ConfigError(f"{where}.model_id = {shorten_repr(model_id)}", "unknown model_id", cure)
     kind = kinds[model_id]
     is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
     missing = [*([] if is_frozen else ["@dataclass(frozen=True)"]), *sorted(getattr(kind, "__abstractmethods__", ()))]
@@ -283,9 +285,9 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     name = settings.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
         cure = f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}"
-        raise ConfigError(f"{where}: predictor.preset = {short_repr(name)}", "unknown preset", cure)
+        raise ConfigError(f"{where}: predictor.preset = {shorten_repr(name)}", "unknown preset", cure)
     for key, value in PRESETS[name].items():
         if settings.setdefault(key, value) != value:
-            what = f"{where}: predictor.{key} = {short_repr(settings[key])}"
+            what = f"{where}: predictor.{key} = {shorten_repr(settings[key])}"
             raise ConfigError(what, f"contradicts preset {name}, which has {value}", f"drop either the preset or {key}")
     return {**content, "predictor": settings}

@@ -25,16 +25,16 @@ class Precision:
 
     compute: Dtype = "fp32"
     """Precision of the matrix products, forward and backward."""
-    way: ComputeMode | None = None
+    mode: ComputeMode | None = None
     """How ``compute`` is achieved; None: without casts, in the precision of the weights."""
     reduce: Dtype = "fp32"
     """Precision of the gradients while they are averaged over ranks."""
 
     def __str__(self) -> str:
         """Return a description for the log."""
-        if self.way is None:
+        if self.mode is None:
             return "float32"
-        how = {"autocast": "under autocast", "fsdp2": "by fsdp2.yaml"}[self.way]
+        how = {"autocast": "under autocast", "fsdp2": "by fsdp2.yaml"}[self.mode]
         return f"{_WORDS[self.compute]} {how}, weights float32, gradients averaged in {_WORDS[self.reduce]}"
 
 
@@ -44,7 +44,9 @@ SHARDED_BF16 = Precision("bf16", "fsdp2")
 """The precision for ``param_dtype: bf16`` with ``reduce_dtype: fp32``."""
 
 
-def decide(bf16: bool, fsdp2: Fsdp2Config | None, supported: Collection[ComputeMode], where: str) -> Precision:
+def decide_precision(
+    bf16: bool, fsdp2: Fsdp2Config | None, supported: Collection[ComputeMode], where: str
+) -> Precision:
     """Return the precision that --bf16 and fsdp2.yaml (None without --use-torch-fsdp2) request.
 
     supported: the bfloat16 modes of a training step; where: framework and device, for errors.

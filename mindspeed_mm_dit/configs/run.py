@@ -37,8 +37,8 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.tuning import FineTuning
 from mindspeed_mm_dit.errors import ConfigError, flag_of
-from mindspeed_mm_dit.optimizers.contract import Chosen
-from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, chosen_by, settings
+from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
+from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, optimizer_from_flags, settings
 
 
 def optimizer_settings(group: Any) -> None:
@@ -386,9 +386,9 @@ class RunConfig(ModelArgs, BatchArgs, Optimization, FineTuning, Distribution, Ch
         parts = {name: value for name, value in parsed.items() if name not in names}
         return cls(**{"parts": parts, **flags, **known})
 
-    def chosen_optimizer(self) -> Chosen:
+    def chosen_optimizer(self) -> ChosenOptimizer:
         """Return the optimizer with its settings; raises ConfigError for an invalid one."""
-        return chosen_by(self.optimizer, self.parts)
+        return optimizer_from_flags(self.optimizer, self.parts)
 
     def flags(self) -> dict[str, Any]:
         """Return the value of every flag by name, including those in ``parts``."""
@@ -434,7 +434,7 @@ def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
     if os.path.exists(path):
         if not os.access(path, os.W_OK):
             raise ConfigError(what, "exists and cannot be written: permission denied", _CURE)
-    elif not _takes_files(_nearest(path.parent)):
+    elif not _is_writable(_nearest(path.parent)):
         raise ConfigError(what, f"no file can be created in {_nearest(path.parent)}", _CURE)
 
 
@@ -450,7 +450,7 @@ def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
     nearest = _nearest(path)
     if not os.path.isdir(nearest):
         raise ConfigError(what, f"the folder {path} cannot be created: {nearest} is a file", "choose another path")
-    if not _takes_files(nearest):
+    if not _is_writable(nearest):
         raise ConfigError(what, "no file can be created in it", _CURE)
 
 
@@ -468,5 +468,5 @@ def _make_folder(what: str, folder: Path) -> None:
         ) from None
 
 
-def _takes_files(folder: Path) -> bool:
+def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)

@@ -14,16 +14,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from mindspeed_mm_dit.configs.limits import (
-    MOST_FRAMES,
-    MOST_PIXELS,
-    MOST_SAMPLES,
+    MAX_FRAMES,
+    MAX_PIXELS,
+    MAX_SAMPLES,
     Between,
     Fraction,
     PathText,
     Probability,
     Section,
     check_between,
-    short_repr,
+    shorten_repr,
 )
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.registry import Registry
@@ -35,10 +35,10 @@ Size = tuple[int, int]
 """(H, W) in pixels."""
 Shape = tuple[int, ...]
 """(H, W) of an image, (F, H, W) of a video."""
-MOST_GRAPHS = 16
+MAX_GRAPHS = 16
 """Most shapes that --torch-compile compiles one by one."""
 AXES = {2: "[height, width]", 3: "[frames, height, width]"}
-MOST_SHAPES = 4096
+MAX_SHAPES = 4096
 """Most shapes of a data set: each is checked with autoencoder and network before a run."""
 ColorProfiles = Literal["convert", "ignore"]
 """How the colour profile in an image file is used: see ``SourceParam.color_profiles``."""
@@ -48,14 +48,14 @@ ColorProfiles = Literal["convert", "ignore"]
 class Budget(Section):
     """``dataset_param.buckets`` as a budget: the largest rectangles that it allows."""
 
-    area: Annotated[int, Between(1, MOST_PIXELS**2)]
+    area: Annotated[int, Between(1, MAX_PIXELS**2)]
     """Most pixels of a shape; at least ``multiple_of`` squared."""
-    multiple_of: Annotated[int, Between(1, MOST_PIXELS)]
+    multiple_of: Annotated[int, Between(1, MAX_PIXELS)]
     """Height and width are multiples of this, in pixels: the autoencoder's factor times the patch size, or a multiple
     of that. 1 to 32,768."""
     max_aspect_ratio: Annotated[float, Between(1, 16)] = 2.0
     """Largest ratio of longer to shorter side, 1 to 16."""
-    frames: tuple[Annotated[int, Between(1, MOST_FRAMES)], ...] = ()
+    frames: tuple[Annotated[int, Between(1, MAX_FRAMES)], ...] = ()
     """For videos: numbers of frames, each combined with every rectangle. Leave it out for images."""
 
     section = "dataset_param.buckets"
@@ -88,7 +88,7 @@ class Budget(Section):
     def check(self, axes: int) -> None:
         """Raise ConfigError unless the numbers of frames are those of samples with ``axes`` axes."""
         count = len(self.rectangles) * max(1, len(self.frames))
-        if count > MOST_SHAPES:
+        if count > MAX_SHAPES:
             reason, cure = _too_many(count), "use a larger multiple_of, or fewer numbers of frames"
             raise ConfigError("dataset_param.buckets", reason, cure)
         if axes == 2 and self.frames:
@@ -101,17 +101,17 @@ Buckets = tuple[Shape, ...] | Budget
 
 
 def _too_many(count: int) -> str:
-    return f"makes {count:,} shapes, more than {MOST_SHAPES:,}"
+    return f"makes {count:,} shapes, more than {MAX_SHAPES:,}"
 
 
-def size_words(shapes: Sequence[Shape]) -> str:
+def format_sizes(shapes: Sequence[Shape]) -> str:
     """Return shapes as text, e.g. "256 x 256 or 320 x 192"."""
     return " or ".join(" x ".join(map(str, shape)) for shape in shapes)
 
 
 def check_listed(shapes: Sequence[Shape], axes: int) -> None:
     """Raise ConfigError unless ``dataset_param.buckets`` lists different shapes of ``axes`` axes."""
-    if not 0 < len(shapes) <= MOST_SHAPES:
+    if not 0 < len(shapes) <= MAX_SHAPES:
         reason, cure = (
             (_too_many(len(shapes)), "list fewer") if shapes else ("lists no shape", f"write [{AXES[axes]}, ...]")
         )
@@ -119,8 +119,8 @@ def check_listed(shapes: Sequence[Shape], axes: int) -> None:
     for number, shape in enumerate(shapes):
         what = f"dataset_param.buckets[{number}]"
         if len(shape) != axes:
-            raise ConfigError(f"{what} = {short_repr(list(shape))}", f"is not {AXES[axes]}", f"write {axes} numbers")
-        for side, most in zip(shape, (MOST_FRAMES, MOST_PIXELS, MOST_PIXELS)[-axes:]):
+            raise ConfigError(f"{what} = {shorten_repr(list(shape))}", f"is not {AXES[axes]}", f"write {axes} numbers")
+        for side, most in zip(shape, (MAX_FRAMES, MAX_PIXELS, MAX_PIXELS)[-axes:]):
             check_between(what, side, 1, most)
         if shape in shapes[:number]:
             raise ConfigError(f"{what} = {list(shape)}", "is listed twice", "drop one of them")
@@ -185,12 +185,12 @@ class SourceParam(Section, ABC):
         return max(size[-2] for size in self.sizes), max(size[-1] for size in self.sizes)
 
     @property
-    def bucket_words(self) -> str:
+    def bucket_text(self) -> str:
         """The shapes and the group size, as text; empty without buckets."""
-        return "" if self.buckets is None else f"{size_words(self.sizes)}, {self.bucket_group} in a row"
+        return "" if self.buckets is None else f"{format_sizes(self.sizes)}, {self.bucket_group} in a row"
 
     @property
-    def profiles_words(self) -> str:
+    def profiles_text(self) -> str:
         """How colour profiles are used, as text for a cache; empty for conversion, as in older caches."""
         return "" if self.color_profiles == "convert" else ", colour profiles ignored"
 
@@ -257,7 +257,7 @@ class SourceParam(Section, ABC):
             cure = f"{nearest(self.source, known)}Known: {', '.join(known) or 'none'}"
             raise self.error("source", "is not a built-in data set", cure)
 
-    def check_gives(self, required: Iterable[str]) -> None:
+    def check_items(self, required: Iterable[str]) -> None:
         """Raise ConfigError unless samples have every item that the predictor's conditions need (``required``)."""
         for item in required:
             if item not in self.items:
@@ -283,7 +283,7 @@ class FilesParam(SourceParam):
     """Shapes in pixels, [height, width] of images or [frames, height, width] of clips. Each sample is scaled and
     cropped to the shape that keeps most of it; a clip only to one that it is long enough for, and an image among clips
     to a shape of one frame. Or a budget from which the shapes are made."""
-    bucket_group: Annotated[int, Between(1, MOST_SAMPLES)] = 16
+    bucket_group: Annotated[int, Between(1, MAX_SAMPLES)] = 16
     """Number of samples of one shape in a row in the sample order; must be a multiple of --micro-batch-size."""
     color_profiles: ColorProfiles = "convert"
     """Convert images to sRGB by the colour profile in their file, as viewers do, or "ignore" it."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
+from mindspeed_mm_dit.configs.limits import MAX_INT64, shorten_repr
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 T = TypeVar("T")
@@ -22,9 +22,9 @@ _WORDS: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true 
 _WORDS[type(None)] = "null"
 """Words for Python types in errors about config files."""
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Deepest nesting of a config file; the examples have a handful of levels."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Most bytes of a config file; the examples have a few hundred."""
 
 
@@ -42,7 +42,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
     for key in mapping:
         if key not in known:
             cure = f"{nearest(str(key), known)}Known keys are: {', '.join(known)}"
-            raise ConfigError(f"{where}: {_key(key)} = {short_repr(mapping[key])}", "unknown key", cure)
+            raise ConfigError(f"{where}: {_key(key)} = {shorten_repr(mapping[key])}", "unknown key", cure)
     hints, values = get_type_hints(cls), {}
     for field in fields:
         if field.name in mapping:
@@ -72,15 +72,17 @@ def _checked(value: Any, annotation: Any, where: str) -> Any:
     _refuse_extremes(value, where)
     if any(_fits(value, kind) for kind in kinds):
         return float(value) if float in kinds and int not in kinds and type(value) is int else value
-    raise ConfigError(f"{where} = {short_repr(value)}", f"expected {_words(kinds)}", _cure(value, kinds))
+    raise ConfigError(f"{where} = {shorten_repr(value)}", f"expected {_words(kinds)}", _cure(value, kinds))
 
 
 def _refuse_extremes(value: Any, where: str) -> None:
     """Raise ConfigError for numbers and characters that are never valid and would fail much later."""
-    if type(value) is int and abs(value) > LARGEST:
-        raise ConfigError(f"{where} = {short_repr(value)}", "must have a magnitude of at most 2**63 - 1")
+    if type(value) is int and abs(value) > MAX_INT64:
+        raise ConfigError(f"{where} = {shorten_repr(value)}", "must have a magnitude of at most 2**63 - 1")
     if isinstance(value, str) and ("\0" in value or any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)):
-        raise ConfigError(f"{where} = {short_repr(value)}", "contains a character that is not allowed in names or text")
+        raise ConfigError(
+            f"{where} = {shorten_repr(value)}", "contains a character that is not allowed in names or text"
+        )
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -97,7 +99,7 @@ def _kinds(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
-def words_of_type(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """Return a description of the type ``annotation`` as in errors, e.g. "a whole number or null"."""
     return _words(_kinds(annotation))
 
@@ -117,7 +119,7 @@ def _words(kinds: Iterable[Any]) -> str:
 
 def _key(key: Any) -> str:
     """Return a key as shown in errors."""
-    return key if isinstance(key, str) and len(key) < 80 else short_repr(key)
+    return key if isinstance(key, str) and len(key) < 80 else shorten_repr(key)
 
 
 def _cure(value: Any, kinds: Iterable[Any]) -> str:
@@ -141,7 +143,7 @@ def read_text(path: str | Path, flag: str) -> str:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(what, "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
-        if status.st_size > MOST_BYTES:
+        if status.st_size > MAX_BYTES:
             size = f"{status.st_size / 2**20:,.1f} MiB, at most 1 MiB is read"
             raise ConfigError(what, f"is too large for a config file: {size}")
         return Path(path).read_text(encoding="utf-8-sig")
@@ -167,7 +169,7 @@ def read_any_json(path: str | Path, flag: str) -> Any:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise ConfigError(what, f"the key {short_repr(key)} occurs twice in one object", "drop one of them")
+                raise ConfigError(what, f"the key {shorten_repr(key)} occurs twice in one object", "drop one of them")
         return dict(pairs)
 
     try:
@@ -184,9 +186,9 @@ def read_any_json(path: str | Path, flag: str) -> Any:
 
 
 def check_depth(what: str, content: Any) -> None:
-    """Raise ConfigError if the ``content`` of a config file, named by ``what``, is nested deeper than MOST_DEPTH."""
+    """Raise ConfigError if the ``content`` of a config file, named by ``what``, is nested deeper than MAX_DEPTH."""
     level = [content]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         inside = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, (dict, list))]
         # Each node once: YAML aliases can repeat one very often.
         level = [*{id(value): value for values in inside for value in values}.values()]

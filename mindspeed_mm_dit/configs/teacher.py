@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from mindspeed_mm_dit.configs.files import check_model_folder, digest_of_files
 from mindspeed_mm_dit.configs.limits import Between, PathText, Section
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.text_encoder import folder_of
+from mindspeed_mm_dit.configs.text_encoder import resolve_folder
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _HALVES = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -77,7 +77,7 @@ class TransformersVisionConfig(Section):
     @property
     def folder(self) -> Path:
         """Its folder; raises ConfigError if it is in a package that is not installed."""
-        return folder_of(self.setting, self.from_pretrained)
+        return resolve_folder(self.setting, self.from_pretrained)
 
     @property
     def module(self) -> str:
@@ -161,6 +161,6 @@ def feature_names(count: int) -> tuple[str, ...]:
     return tuple(f"features{number}" for number in range(count))
 
 
-def side_of(num_tokens: int) -> int:
+def tokens_per_side(num_tokens: int) -> int:
     """Return the number of tokens along one side of a square image."""
     return math.isqrt(num_tokens)

@@ -43,7 +43,7 @@ class TextEncoderConfig(Section, ABC):
     usual: ClassVar[Mapping[str, Any]] = {}
     """Values for settings that are null, if the network was published with another encoder."""
 
-    def completed(self, published: Mapping[str, Any]) -> TextEncoderConfig:
+    def with_published_settings(self, published: Mapping[str, Any]) -> TextEncoderConfig:
         """Return the same with the ``published`` settings of the network in place of null."""
         defaults = {**self.usual, **published}
         missing = {key: value for key, value in defaults.items() if getattr(self, key, value) is None}
@@ -106,13 +106,13 @@ class TransformersTextConfig(TextEncoderConfig):
     @property
     def folder(self) -> Path:
         """The encoder's folder; raises ConfigError if it is in a package that is not installed."""
-        return folder_of("text_encoder.from_pretrained", self.from_pretrained)
+        return resolve_folder("text_encoder.from_pretrained", self.from_pretrained)
 
     @property
     def tokenizer_folder(self) -> Path:
         """Folder of the tokenizer."""
         if self.tokenizer is not None:
-            return folder_of("text_encoder.tokenizer", self.tokenizer)
+            return resolve_folder("text_encoder.tokenizer", self.tokenizer)
         folder = self.folder
         return folder if (folder / "tokenizer_config.json").is_file() else folder.parent / "tokenizer"
 
@@ -152,7 +152,7 @@ class TransformersTextConfig(TextEncoderConfig):
         return f"{encoder}, tokenizer {tokenizer}{cleaning}, {self.dtype}"
 
 
-def folder_of(setting: str, path: str) -> Path:
+def resolve_folder(setting: str, path: str) -> Path:
     """Return the folder that ``path`` names; with the prefix PACKAGE it is inside an installed package.
 
     The package is not imported. Raises ConfigError, naming ``setting``, if it is not installed.

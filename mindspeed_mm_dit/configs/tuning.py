@@ -13,7 +13,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.flag import flag, positive_float, positive_int
 from mindspeed_mm_dit.configs.fsdp2 import numbers_in
-from mindspeed_mm_dit.configs.limits import MOST_LAYERS, check_between
+from mindspeed_mm_dit.configs.limits import MAX_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS, Parameter, Parameters, Shape
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
@@ -21,7 +21,7 @@ from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 DOWN, UP = "lora_A", "lora_B"
 """Names of the two layers of an adapter, inside the layer that it adapts."""
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
-LARGEST_RANK = 4096
+MAX_RANK = 4096
 SETS = {"attention": "attn|attention", "mlp": r"(^|_)(mlp|ffn?|feed_forward)(_|$)", "all": ""}
 """Sets of layers in a network's blocks: a pattern for the first part of their names inside a block."""
 _PREFIX = "predictor."
@@ -50,7 +50,7 @@ class Tuning:
     """Patterns of the modules, or single parameters, that are not trained."""
 
     def __post_init__(self) -> None:
-        check_between("--lora-r", self.rank, 1, LARGEST_RANK)
+        check_between("--lora-r", self.rank, 1, MAX_RANK)
         if not (math.isfinite(self.alpha) and self.alpha > 0):
             raise ConfigError(f"--lora-alpha = {self.alpha}", "must be a positive number", "write 16")
 
@@ -63,7 +63,7 @@ class Tuning:
         """Return this tuning with the names in SETS replaced by patterns; raises ConfigError for an empty set."""
 
         def spelled(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
-            expanded = [_members(flag, name, parameters) if name in SETS else [name] for name in patterns]
+            expanded = [_set_patterns(flag, name, parameters) if name in SETS else [name] for name in patterns]
             return tuple(dict.fromkeys(pattern for members in expanded for pattern in members))
 
         return dataclasses.replace(self, targets=spelled(TARGETS, self.targets), freeze=spelled(FREEZE, self.freeze))
@@ -99,11 +99,11 @@ class Tuning:
         return Parameters(changed, parameters.blocks)
 
 
-WHOLE = Tuning()
+FULL_TUNING = Tuning()
 """Train the whole model."""
 
 
-def tuning_in(facts: Mapping[str, Any]) -> Tuning:
+def tuning_from_facts(facts: Mapping[str, Any]) -> Tuning:
     """Return the tuning recorded in ``facts`` by :meth:`TunedModel.tuned_by`; without one, train the whole model."""
     freeze = tuple(str(facts.get(FREEZE, "")).split())
     if TARGETS not in facts:
@@ -112,21 +112,21 @@ def tuning_in(facts: Mapping[str, Any]) -> Tuning:
 
 
 def is_tuning(facts: Mapping[str, Any]) -> bool:
-    """Return whether ``facts`` record adapters as :func:`tuning_in` reads them."""
+    """Return whether ``facts`` record adapters as :func:`tuning_from_facts` reads them."""
     try:
-        return isinstance(facts.get(TARGETS), list) and bool(tuning_in(facts).targets)
+        return isinstance(facts.get(TARGETS), list) and bool(tuning_from_facts(facts).targets)
     except (UserError, LookupError, TypeError, ValueError, OverflowError):
         return False
 
 
-def without_lists(patterns: Iterable[str]) -> list[str]:
+def expand_lists(patterns: Iterable[str]) -> list[str]:
     """Return equivalent patterns with only {*} and ranges like {0-3} in braces: ``blocks.{0-3,7}`` becomes two."""
     result = []
     for pattern in patterns:
         match = re.search(r"\{([^{}]*,[^{}]*|\d+)\}", pattern)
         for part in match[1].replace(" ", "").split(",") if match else ():
             replacement = f"{{{part}}}" if "-" in part else part
-            result += without_lists([pattern[: match.start()] + replacement + pattern[match.end() :]])  # type: ignore[union-attr]
+            result += expand_lists([pattern[: match.start()] + replacement + pattern[match.end() :]])  # type: ignore[union-attr]
         result += [] if match else [pattern]
     return result
 
@@ -149,7 +149,7 @@ def _uniform(rng: np.random.Generator, shape: Shape) -> np.ndarray:
 class TunedModel(ModelConfig):
     """A model.json and its tuning. (The tuning comes from flags; it is not a key of the file.)"""
 
-    tuning: Tuning = WHOLE
+    tuning: Tuning = FULL_TUNING
 
     @classmethod
     def of(cls, model: ModelConfig, tuning: Tuning) -> TunedModel:
@@ -158,14 +158,14 @@ class TunedModel(ModelConfig):
             **{field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}, tuning=tuning
         )
 
-    def tuned_by(self) -> dict[str, Any]:
+    def tuning_facts(self) -> dict[str, Any]:
         tuning = self.tuning
         if not tuning.targets:
             return {FREEZE: " ".join(tuning.freeze)}
         return {TARGETS: list(tuning.targets), "--lora-r": tuning.rank, "--lora-alpha": tuning.alpha}
 
 
-def _members(flag: str, name: str, parameters: Parameters) -> list[str]:
+def _set_patterns(flag: str, name: str, parameters: Parameters) -> list[str]:
     """Return a pattern for each layer of a set, in all blocks; with --freeze, for each part of a block."""
     linear = [weight.removesuffix(_WEIGHT) for weight, p in parameters.items() if _can_have_adapter(weight, p)]
     patterns = []
@@ -177,7 +177,7 @@ def _members(flag: str, name: str, parameters: Parameters) -> list[str]:
             patterns.append(f"{block.rpartition('.')[0]}.{{*}}.{inside if flag == TARGETS else part}")
     if not patterns:
         reason = "matches no linear layer in a block of this model"
-        raise ConfigError(f"{flag} = {name}", reason, _there_are(_ends(linear)))
+        raise ConfigError(f"{flag} = {name}", reason, _available_names(_ends(linear)))
     return list(dict.fromkeys(patterns))
 
 
@@ -188,13 +188,13 @@ def _can_have_adapter(name: str, p: Parameter) -> bool:
 def _matching_names(
     flag: str, pattern: str, names: Iterable[str], fits: Callable[[re.Pattern[str], str], bool]
 ) -> set[str]:
-    expression, names = _expression(flag, pattern), list(names)
+    expression, names = _compile_pattern(flag, pattern), list(names)
     matches = {name for name in names if fits(expression, name)}
     if not matches:
         what = "linear layer" if flag == TARGETS else "module"
         names = names if flag == TARGETS else [name.rpartition(".")[0] or name for name in names]
         ends = _ends(names)
-        cure = nearest(pattern, [*ends, *names]) + _there_are(ends)
+        cure = nearest(pattern, [*ends, *names]) + _available_names(ends)
         raise ConfigError(f"{flag} = {pattern}", f"matches no {what} of this model", cure)
     return matches
 
@@ -204,13 +204,15 @@ def _ends(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(re.sub(r"^.*?\.\d+\.", "", name) for name in names))
 
 
-def _there_are(ends: Sequence[str]) -> str:
+def _available_names(ends: Sequence[str]) -> str:
     return f"There are: {', '.join(ends[:16])}{', ...' if len(ends) > 16 else ''}"
 
 
-def _expression(flag: str, pattern: str) -> re.Pattern[str]:
+def _compile_pattern(flag: str, pattern: str) -> re.Pattern[str]:
     """Return the regular expression of a pattern; it must match a name from one of its parts to its end."""
-    first, *others = (_chunk(chunk, f"{flag} = {pattern}") for chunk in pattern.removeprefix(_PREFIX).split("{*}"))
+    first, *others = (
+        _pattern_part_regex(chunk, f"{flag} = {pattern}") for chunk in pattern.removeprefix(_PREFIX).split("{*}")
+    )
     if not others:
         return re.compile(first)
     *middle, last = others
@@ -220,19 +222,19 @@ def _expression(flag: str, pattern: str) -> re.Pattern[str]:
     return re.compile("".join([first, *lookaheads, f".*{last}"]))
 
 
-def _chunk(text: str, where: str) -> str:
+def _pattern_part_regex(text: str, where: str) -> str:
     """Return the regular expression for a part of a pattern without {*}."""
     parts = re.split(r"\{([^{}]*)\}", text)
     return "".join(re.escape(part) if number % 2 == 0 else _numbers(part, where) for number, part in enumerate(parts))
 
 
 def _numbers(inner: str, where: str) -> str:
-    return f"(?:{'|'.join(map(str, numbers_in(inner, where, MOST_LAYERS)))})"
+    return f"(?:{'|'.join(map(str, numbers_in(inner, where, MAX_LAYERS)))})"
 
 
 def names(pattern: str, layer: str) -> bool:
     """Return whether a pattern of adapted layers matches ``layer``; raises ConfigError for an invalid pattern."""
-    return _matches_end(_expression(TARGETS, pattern), layer)
+    return _matches_end(_compile_pattern(TARGETS, pattern), layer)
 
 
 def _matches_end(expression: re.Pattern[str], name: str) -> bool:
@@ -280,18 +282,18 @@ class FineTuning:
     )
 
 
-def tuning_of_run(args: FineTuning, init_from: str | None) -> Tuning:
+def run_tuning(args: FineTuning, init_from: str | None) -> Tuning:
     """Return the tuning that the flags of a run request.
 
-    Raises ConfigError for adapters without --init-from, and as ``tuning_of`` does.
+    Raises ConfigError for adapters without --init-from, and as ``tuning_from_flags`` does.
     """
-    tuning = tuning_of(args)
+    tuning = tuning_from_flags(args)
     if tuning.targets and init_from is None:
         raise ConfigError(TARGETS, "adapters need pretrained weights", "add --init-from WEIGHTS")
     return tuning
 
 
-def tuning_of(args: FineTuning) -> Tuning:
+def tuning_from_flags(args: FineTuning) -> Tuning:
     """Return the tuning that the flags request; raises ConfigError for flags that contradict each other."""
     tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze)
     if args.lora_dropout:

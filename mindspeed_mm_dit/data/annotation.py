@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.data.labels import ANY_CLASSES
 from mindspeed_mm_dit.data.tables import JSONL, json_lines, json_list, path_inside, read_text
 from mindspeed_mm_dit.errors import DataError
@@ -26,7 +26,7 @@ class UnusableEntry(Exception):
     """An entry that names no clip. The message continues after "line 7"."""
 
 
-class Entry(NamedTuple):
+class ClipEntry(NamedTuple):
     """A clip as the annotation describes it."""
 
     line: int
@@ -45,48 +45,48 @@ class Entry(NamedTuple):
     """Class of the clip, if labels are requested."""
 
 
-class Line(NamedTuple):
+class AnnotationLine(NamedTuple):
     """An object of the annotation, not checked yet."""
 
     line: int
     content: Any
 
 
-def read_annotation(path: Path) -> list[Line]:
+def read_annotation(path: Path) -> list[AnnotationLine]:
     """Return the objects of a .json or .jsonl file; raises DataError with file and line if it is not valid."""
     text = read_text(path, "dataset_param.json_path", "correct the path, or write the annotation there")
     entries = json_lines(path, text) if path.suffix == JSONL else json_list(path, text)
-    lines = [Line(*entry) for entry in entries]
+    lines = [AnnotationLine(*entry) for entry in entries]
     if not lines:
         raise DataError(f"dataset_param.json_path = {path}", "lists no clips", "write an object for each clip")
     return lines
 
 
-def entry_of(line: Line, captioned: bool = True, label_key: str | None = None) -> Entry:
+def parse_entry(line: AnnotationLine, captioned: bool = True, label_key: str | None = None) -> ClipEntry:
     """Parse an object of the annotation; raises UnusableEntry.
 
     captioned: whether captions are requested; label_key: key of the class, if labels are requested.
     """
     content = line.content
     if not isinstance(content, dict):
-        raise UnusableEntry(f"is not an object with path and cap, but {short_repr(content)}")
+        raise UnusableEntry(f"is not an object with path and cap, but {shorten_repr(content)}")
     for key in CUTTING_KEYS:
         if content.get(key) is not None:
             raise UnusableEntry(f"has the key {key}, which selects part of a video: drop it, and cut the file instead")
     path, captions = _path_of(content, "path"), _captions_of(content) if captioned else ()
     num_frames, fps, label = content.get("num_frames"), content.get("fps"), content.get(label_key)
     if num_frames is not None and (type(num_frames) is not int or num_frames < 1):
-        raise UnusableEntry(f"has num_frames = {short_repr(num_frames)}, which is not a positive whole number")
+        raise UnusableEntry(f"has num_frames = {shorten_repr(num_frames)}, which is not a positive whole number")
     if fps is not None and (type(fps) not in (int, float) or not 0 < fps < 1e6):
-        raise UnusableEntry(f"has fps = {short_repr(fps)}, which is not a positive number")
+        raise UnusableEntry(f"has fps = {shorten_repr(fps)}, which is not a positive number")
     size = _size_of(content.get("resolution"))
     is_name, is_number = isinstance(label, str) and label.strip(), type(label) is int and 0 <= label < ANY_CLASSES
     if label_key is not None and not is_name and not is_number:
-        raise UnusableEntry(f"has {label_key} = {short_repr(label)}: a label is a number from 0 on, or a name")
-    return Entry(line.line, path, captions, num_frames, fps, size, label)
+        raise UnusableEntry(f"has {label_key} = {shorten_repr(label)}: a label is a number from 0 on, or a name")
+    return ClipEntry(line.line, path, captions, num_frames, fps, size, label)
 
 
-def image_paths(line: Line, keys: Iterable[str]) -> tuple[str, ...]:
+def image_paths(line: AnnotationLine, keys: Iterable[str]) -> tuple[str, ...]:
     """Return the normalized paths of the images that an object names under ``keys``; raises UnusableEntry."""
     return tuple(_path_of(line.content, key) for key in keys)
 
@@ -96,7 +96,7 @@ def _path_of(content: dict[str, Any], key: str) -> str:
     if path in (None, ""):
         raise UnusableEntry(f"has no {key}")
     if not isinstance(path, str) or not path.strip():
-        raise UnusableEntry(f"has {key} = {short_repr(path)}, which is not a path")
+        raise UnusableEntry(f"has {key} = {shorten_repr(path)}, which is not a path")
     if (short := path_inside(path)) is None:
         raise UnusableEntry(f"names {path}, which leaves dataset_param.data_folder")
     return short
@@ -104,13 +104,13 @@ def _path_of(content: dict[str, Any], key: str) -> str:
 
 def _captions_of(content: dict[str, Any]) -> tuple[str, ...]:
     if "cap" not in content:
-        raise UnusableEntry(f"has no caption (key cap); its keys are {short_repr(list(content))}")
+        raise UnusableEntry(f"has no caption (key cap); its keys are {shorten_repr(list(content))}")
     value = content["cap"]
     if value in (None, "", []):
         raise UnusableEntry("has no caption")
     captions = tuple(value) if isinstance(value, list) else (value,)
     if any(not isinstance(caption, str) or not caption.strip() for caption in captions):
-        raise UnusableEntry(f"has the caption {short_repr(value)}, which is not a text")
+        raise UnusableEntry(f"has the caption {shorten_repr(value)}, which is not a text")
     return captions
 
 
@@ -121,6 +121,6 @@ def _size_of(resolution: Any) -> tuple[int, int] | None:
     pair = (resolution.get("height"), resolution.get("width")) if isinstance(resolution, dict) else resolution
     if not isinstance(pair, (list, tuple)) or len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
         raise UnusableEntry(
-            f"has the resolution {short_repr(resolution)}: write [height, width], or an object with height and width"
+            f"has the resolution {shorten_repr(resolution)}: write [height, width], or an object with height and width"
         )
     return pair[0], pair[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.source import Shape, SourceParam, size_words
+from mindspeed_mm_dit.configs.source import Shape, SourceParam, format_sizes
 from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import DataError
 
@@ -82,10 +82,10 @@ def _without_small_buckets(sizes: np.ndarray, shapes: np.ndarray, group: int) ->
 
 def check_filled(rows: Rows, group: int) -> None:
     """Raise DataError for a bucket in which an epoch of ``rows`` has fewer samples than a group."""
-    for shape, count in () if rows.shapes is None else counted(rows.shapes[rows.entries]):
+    for shape, count in () if rows.shapes is None else count_shapes(rows.shapes[rows.entries]):
         if count < group:
             raise DataError(
-                f"dataset_param.buckets: {size_words([shape])}",
+                f"dataset_param.buckets: {format_sizes([shape])}",
                 f"has {count} samples to train on, fewer than dataset_param.bucket_group = {group}, so none would be "
                 "trained on",
                 f"set bucket_group to at most {count}, or drop the shape if shapes are listed: its samples go to "
@@ -93,16 +93,16 @@ def check_filled(rows: Rows, group: int) -> None:
             )
 
 
-def counted(shapes: np.ndarray) -> list[tuple[Shape, int]]:
+def count_shapes(shapes: np.ndarray) -> list[tuple[Shape, int]]:
     """Return each distinct shape of ``shapes`` (N, 2 or 3), ascending, with its number of samples."""
     distinct, counts = np.unique(shapes, axis=0, return_counts=True)
     return list(zip(map(tuple, distinct.tolist()), counts.tolist()))
 
 
-def lines(shapes: np.ndarray, group: int) -> list[str]:
+def bucket_report(shapes: np.ndarray, group: int) -> list[str]:
     """Return the line a run prints about its buckets: samples of each, and how many each epoch leaves out."""
-    shape_counts = counted(shapes)
+    shape_counts = count_shapes(shapes)
     rest = sum(count % group for _, count in shape_counts)
-    words = ", ".join(f"{size_words([shape])}: {count:,}" for shape, count in shape_counts)
+    words = ", ".join(f"{format_sizes([shape])}: {count:,}" for shape, count in shape_counts)
     left_out = f"; each epoch drops {rest:,}, different ones each time" if rest else ""
     return [f"buckets   {words}, {group} in a row{left_out}"]

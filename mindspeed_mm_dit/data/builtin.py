@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mindspeed_mm_dit.configs.files import is_folder, reason_of
+from mindspeed_mm_dit.configs.files import error_text, is_folder
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.registry import Registry
 
@@ -32,7 +32,7 @@ IMAGES, CLIPS = Registry[BuiltinData]("builtin_images"), Registry[BuiltinData]("
 
 
 @contextmanager
-def written_aside(folder: Path) -> Iterator[Path]:
+def write_then_rename(folder: Path) -> Iterator[Path]:
     """Yield a path next to ``folder`` that is renamed to it at the end, unless another rank has created it first."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -46,7 +46,7 @@ def written_aside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None:
+def write_builtin(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None:
     """Fill ``folder`` with the built-in data set ``source``, one of ``known``, unless the folder exists.
 
     Raises:
@@ -70,12 +70,12 @@ def provide(known: Mapping[str, BuiltinData], source: str, folder: Path) -> None
         known[source].write(folder)
         _written.append((folder, missing))
     except (OSError, ValueError) as error:
-        reason = f"the built-in {source} cannot be written there: {reason_of(error)}"
+        reason = f"the built-in {source} cannot be written there: {error_text(error)}"
         raise DataError(what, reason, "name a folder on a disk that has room and may be written") from None
 
 
-def take_back() -> None:
-    """Remove what :func:`provide` wrote in this process, so that a --dry-run leaves nothing behind."""
+def remove_written() -> None:
+    """Remove what :func:`write_builtin` wrote in this process, so that a --dry-run leaves nothing behind."""
     while _written:
         folder, new_folders = _written.pop()
         shutil.rmtree(folder, ignore_errors=True)

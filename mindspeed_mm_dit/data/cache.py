@@ -30,11 +30,11 @@ from safetensors import SafetensorError, safe_open
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
 from mindspeed_mm_dit.data.cache_index import INDEX, RESUMES, CachedText, CacheIndex, read_index
 from mindspeed_mm_dit.data.conditions import NO_CAPTION
-from mindspeed_mm_dit.data.labels import named_to_the_last
-from mindspeed_mm_dit.data.sources import Read, Rows
+from mindspeed_mm_dit.data.labels import names_for_labels
+from mindspeed_mm_dit.data.sources import ReadSamples, Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
-ROWS, NULL = "rows.jsonl", "null.safetensors"
+ROWS, UNCONDITIONAL_FILE = "rows.jsonl", "null.safetensors"
 MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
 _MOMENTS = ("mean", "std", "frame_mean")
 
@@ -157,7 +157,7 @@ class Cache:
     def __init__(self, folder: str | Path, setting: str) -> None:
         self.folder, self.setting = Path(folder), setting
         self.index = read_index(self.folder, setting)
-        path = self.folder / NULL
+        path = self.folder / UNCONDITIONAL_FILE
         self._null = Texts(path, open_shard(path), self.index.texts, 1) if self.index.texts else None
         self._shards = [
             Shard(self.index.shard_path(self.folder, shard), len(self.index.rows_of(shard)), self.index)
@@ -196,7 +196,7 @@ class Cache:
             items["caption"] = tuple(tuple(row.get("captions") or names) for row, names in zip(entries, numbered))
         classes = index.classes
         if not classes and "label" in items:
-            classes = named_to_the_last((), items["label"])
+            classes = names_for_labels((), items["label"])
         paths = tuple(str(Path(data_folder, row["path"])) for row in entries)
         shapes = np.array([row["shape"] for row in entries], np.int64) if index.ragged else None
         numbers = np.arange(len(paths))
@@ -261,7 +261,7 @@ class Cache:
             raise DataError(str(path), reason, MAKE_AGAIN)
 
 
-class CachedVisuals:
+class CachedVisualReader:
     """Reads the latents of cached rows, with the interface of the readers of files (``Visuals``)."""
 
     def __init__(self, cache: Cache, rows: Rows, file_reader: Any, with_std: bool, others: Sequence[str] = ()) -> None:
@@ -272,10 +272,10 @@ class CachedVisuals:
         self.views, self.views_at, self._cache, self._rows = cache.index.views, file_reader.views_at, cache, rows
         self._with_std, self._others = with_std, others
 
-    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+    def read(self, rows: np.ndarray, views: np.ndarray) -> ReadSamples:
         """Return latent_mean and, for a sampled posterior, latent_std, each (B, C, ...) float32, unscaled."""
         assert self._rows.cached is not None, "rows of a cache have their indices in it"
         arrays = self._cache.read_latents(self._rows.cached[rows], views)
         names = ("mean", "std") if self._with_std else ("mean",)
         latents = {f"latent_{name}": arrays[name] for name in names}
-        return Read(latents | {name: arrays[name] for name in self._others}, rows)
+        return ReadSamples(latents | {name: arrays[name] for name in self._others}, rows)

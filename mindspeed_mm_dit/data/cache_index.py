@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, digest_of, read_bytes
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, first_names, in_threads
+from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, first_names, map_in_threads
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 INDEX, SOURCES = "index.json", "sources.jsonl"
@@ -142,7 +142,7 @@ def check_same(where: str, cached: Mapping[str, str], expected: Mapping[str, str
             if len(parts[0]) == len(parts[1]):  # (only the parts that differ)
                 pairs = [(a, b) for a, b in zip(*parts) if a != b]
                 there, here = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
-            there, here = (short_repr(_SHA256.sub(r"\1", part)) for part in (there, here))
+            there, here = (shorten_repr(_SHA256.sub(r"\1", part)) for part in (there, here))
             raise ConfigError(where, f"was made with {words}: {there} there and {here} here", CACHE_AGAIN)
 
 
@@ -166,7 +166,7 @@ def source_files(rows: Rows, folder: str) -> list[SourceFile]:
 
     paths = [path for path in dict.fromkeys(rows.files or rows.paths) if os.path.isfile(path)]
     try:
-        return list(in_threads(look, paths, "reading files"))
+        return list(map_in_threads(look, paths, "reading files"))
     except (UnusableFile, OSError) as error:
         raise DataError(folder, f"a file cannot be read: {error}", "run the command again") from None
 
@@ -229,5 +229,5 @@ def _compared(files: Sequence[SourceFile], folder: str) -> tuple[list[str], int]
         except (UnusableFile, OSError, ValueError):  # (absent or not readable: it is not needed)
             return ""
 
-    states = list(in_threads(look, files, "comparing files"))
+    states = list(map_in_threads(look, files, "comparing files"))
     return [file.path for file, state in zip(files, states) if state == "changed"], states.count("touched")

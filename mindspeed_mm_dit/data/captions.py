@@ -25,20 +25,20 @@ from mindspeed_mm_dit.configs.files import (
     UnusableFile,
     check_file,
     check_names_no_code,
-    how_to_fetch,
+    fetch_command,
     lines_of,
     read_bytes,
 )
-from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
+from mindspeed_mm_dit.configs.limits import MAX_INT64, shorten_repr
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
-from mindspeed_mm_dit.data.sources import in_threads
+from mindspeed_mm_dit.data.sources import map_in_threads
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 
 VARIED_AMONG = 1000
 """Varied captions are chosen among this many, evenly spread over all of them."""
 NEEDED = "install the packages of requirements/video.txt"
 
-MOST_BYTES = 1 << 20
+MAX_CAPTION_BYTES = 1 << 20
 """Largest size of a file of captions."""
 SAVE_AS_UTF_8 = "(save it as UTF-8)"
 """The end of each problem with a caption in another encoding."""
@@ -161,15 +161,15 @@ def caption_problems(tokenizer: Tokenizer, captions: Sequence[str]) -> list[str]
     A caption is wrong if it has no letter or digit, or is longer than ``max_length`` tokens (which is
     allowed with ``truncate``).
     """
-    most = LARGEST if tokenizer.config.truncate else tokenizer.config.max_length
+    most = MAX_INT64 if tokenizer.config.truncate else tokenizer.config.max_length
     problems = []
     for caption, length in zip(captions, tokenizer.lengths(captions)):
         if not any(character.isalnum() for character in html.unescape(html.unescape(caption))):
-            problems.append(f"has the caption {short_repr(caption)}, which has no words")
+            problems.append(f"has the caption {shorten_repr(caption)}, which has no words")
         elif length > most:
             problems.append(
                 f"has a caption of {length} tokens, and text_encoder.max_length is {most} (text_encoder.truncate cuts "
-                f"longer ones): {short_repr(caption)}"
+                f"longer ones): {shorten_repr(caption)}"
             )
         else:
             problems.append("")
@@ -205,7 +205,7 @@ def _load(config: TransformersTextConfig) -> Any:
         raise DataError(
             f"text_encoder.tokenizer = {folder}",
             "there is no such folder; nothing is downloaded",
-            how_to_fetch(folder) or "name the folder of the encoder's tokenizer",
+            fetch_command(folder) or "name the folder of the encoder's tokenizer",
         )
     check_names_no_code("text_encoder.tokenizer", folder)
     try:
@@ -258,7 +258,7 @@ def checked(captions: Sequence[ImageCaptions], checks: Sequence[CaptionCheck]) -
     return [image if image.problem else image._replace(problem=problem) for image, problem in zip(captions, problems)]
 
 
-def endings_of(locations: Sequence[str]) -> set[str]:
+def file_endings(locations: Sequence[str]) -> set[str]:
     """Return the endings of the files that ``locations`` name."""
     return {location.partition(":")[0] for location in locations if location.startswith(".")}
 
@@ -271,7 +271,7 @@ def read_sidecar_captions(images: Sequence[Path], locations: Sequence[str]) -> l
     """
     folders = {folder: _NamesIn(folder) for folder in {image.parent for image in images}}
     read = lambda image: _sidecar_captions(image, locations, folders[image.parent])  # noqa: E731
-    return list(in_threads(read, images, "reading captions", "image"))
+    return list(map_in_threads(read, images, "reading captions", "image"))
 
 
 _normal = partial(unicodedata.normalize, "NFC")
@@ -319,7 +319,7 @@ def _read_sidecar(path: Path, location: str) -> ImageCaptions:
 
 def check_size(name: str, size: int) -> None:
     """Raise UnusableFile if a file of ``size`` bytes is too large to hold captions."""
-    if size > MOST_BYTES:
+    if size > MAX_CAPTION_BYTES:
         raise UnusableFile(f"has {size:,} bytes, too many for captions ({name})")
 
 
@@ -345,14 +345,14 @@ def _in_json(text: str, key: str) -> list[str] | None:
     """Return the captions of a JSON object: [] if it lacks the key, None if it is not such an object."""
     try:
         content: Any = json.loads(text)
-        texts = texts_of(content.get(key, []))
+        texts = as_text_list(content.get(key, []))
         "".join(texts or ()).encode()  # (JSON can contain half a surrogate pair)
     except (ValueError, AttributeError, RecursionError):
         return None
     return texts
 
 
-def texts_of(value: Any) -> list[str] | None:
+def as_text_list(value: Any) -> list[str] | None:
     """Return a text or a list of texts as a list, [] for None, and None for anything else."""
     values = value if isinstance(value, list) else [] if value is None else [value]
     return values if all(isinstance(item, str) for item in values) else None
@@ -360,7 +360,7 @@ def texts_of(value: Any) -> list[str] | None:
 
 def parse_captions(value: Any, where: str) -> ImageCaptions:
     """Return the captions in ``value``, the field ``where`` of a table."""
-    texts = texts_of(value)
+    texts = as_text_list(value)
     if texts is None:
-        return ImageCaptions(problem=f"has a {where} that is not text: {short_repr(value)}")
+        return ImageCaptions(problem=f"has a {where} that is not text: {shorten_repr(value)}")
     return ImageCaptions(tuple(text for text in texts if text.strip()))

@@ -16,13 +16,13 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file, digest_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.source import ColorProfiles, Size
 from mindspeed_mm_dit.data.colours import Colours, colours_of, is_grey
-from mindspeed_mm_dit.data.sources import in_threads
-from mindspeed_mm_dit.data.transforms import BACKGROUND, of_8_bits, opacity_of, open_image, upright_size
+from mindspeed_mm_dit.data.sources import map_in_threads
+from mindspeed_mm_dit.data.transforms import BACKGROUND, opacity_of, open_image, to_8_bits, upright_size
 
 ImageFile = Path | Callable[[], bytes]
 """A file, or a function that reads its content."""
 
-LARGEST_ENLARGEMENT = 4
+MAX_ENLARGEMENT = 4
 """A run warns of images that are enlarged by more than this factor in height and width."""
 
 LONG = 2.0
@@ -35,7 +35,7 @@ OPAQUE = (255, 255)
 """``Look.opacity`` of an image without transparency."""
 
 
-class Look(NamedTuple):
+class ImageCheck(NamedTuple):
     """The result of checking one file."""
 
     problem: str | None = None
@@ -50,7 +50,7 @@ class Look(NamedTuple):
     """Whether its mode has no colour."""
     colours: Colours = Colours.SRGB
     """What its header states about its colours."""
-    moves: bool = False
+    is_animated: bool = False
     """Whether it has frames or pages after the first."""
     opacity: tuple[int, int] = OPAQUE
     """The least and the greatest opacity of a pixel; known only if it was decoded."""
@@ -61,12 +61,12 @@ class Look(NamedTuple):
         return min(self.height, self.width)
 
 
-def look_at(files: Sequence[ImageFile], image_size: int | Size, decode: bool) -> list[Look]:
+def check_image_files(files: Sequence[ImageFile], image_size: int | Size, decode: bool) -> list[ImageCheck]:
     """Check each image, only its header unless ``decode``; in threads, with a progress bar if it takes long."""
-    return list(in_threads(lambda file: _look(file, image_size, decode), files, "checking images", "image"))
+    return list(map_in_threads(lambda file: _check_image(file, image_size, decode), files, "checking images", "image"))
 
 
-def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
+def _check_image(file: ImageFile, image_size: int | Size, decode: bool) -> ImageCheck:
     try:
         content = file() if callable(file) else file
         with open_image(content, image_size) as image:
@@ -74,11 +74,13 @@ def _look(file: ImageFile, image_size: int | Size, decode: bool) -> Look:
             if decode:
                 image.load()
             num_bytes = len(content) if isinstance(content, bytes) else check_file(content)
-            opacity = opacity_of(of_8_bits(image)) if decode else None
+            opacity = opacity_of(to_8_bits(image)) if decode else None
             extrema: Any = opacity.getextrema() if opacity else OPAQUE
-            return Look(None, num_bytes, *upright_size(image), is_grey(image.mode), colours, _moves(image), extrema)
+            return ImageCheck(
+                None, num_bytes, *upright_size(image), is_grey(image.mode), colours, _moves(image), extrema
+            )
     except UnusableFile as problem:
-        return Look(str(problem))
+        return ImageCheck(str(problem))
 
 
 def _moves(image: Image.Image) -> bool:
@@ -89,8 +91,8 @@ def _moves(image: Image.Image) -> bool:
         return True
 
 
-def notes_on(
-    paths: Sequence[str], looks: Sequence[Look], param: DatasetParam, shapes: np.ndarray | None = None
+def size_notes(
+    paths: Sequence[str], looks: Sequence[ImageCheck], param: DatasetParam, shapes: np.ndarray | None = None
 ) -> tuple[str, ...]:
     """Return notes on images that are far smaller than their target size, on what others lose, and on colours.
 
@@ -101,11 +103,11 @@ def notes_on(
     sides = np.array([(look.height, look.width) for look in looks], np.float64).reshape(-1, 2)
     total, shorter, longer, megapixels = f"{len(looks):,}", sides.min(1), sides.max(1), sides.prod(1) / 1e6
     notes = []
-    is_enlarged = enlargements(sides, targets) > LARGEST_ENLARGEMENT
+    is_enlarged = enlargements(sides, targets) > MAX_ENLARGEMENT
     if is_enlarged.any():
         n = int(np.where(is_enlarged, shorter, np.inf).argmin())
         notes.append(
-            f"warning: {is_enlarged.sum():,} of {total} images are enlarged more than {LARGEST_ENLARGEMENT} times to "
+            f"warning: {is_enlarged.sum():,} of {total} images are enlarged more than {MAX_ENLARGEMENT} times to "
             f"{what}; the shorter side of {paths[n]} has {looks[n].shorter_side} pixel(s)"
         )
     is_huge = megapixels > HUGE_MEGAPIXELS
@@ -115,14 +117,14 @@ def notes_on(
             f"warning: {is_huge.sum():,} of {total} images have more than {HUGE_MEGAPIXELS:.0f} megapixels, and each "
             f"is decoded whole every time it is read; {paths[n]} has {megapixels[n]:.0f}: scale them down"
         )
-    moves, opacities = [look.moves for look in looks], [look.opacity for look in looks]
+    moves, opacities = [look.is_animated for look in looks], [look.opacity for look in looks]
     lost = "are animated or have several pages, and only the first frame is learned"
     notes += _note_of_lossy(paths, moves, lost)
     lost = f"have transparent parts, and are learned on a {BACKGROUND} background, as a viewer shows them"
     notes += _note_of_lossy(paths, [least < 255 for least, _ in opacities], lost)
     lost = f"are fully transparent, so that only {BACKGROUND} is learned"
     notes += _note_of_lossy(paths, [greatest == 0 for _, greatest in opacities], lost, "warning")
-    notes += notes_on_colours(paths, [look.colours for look in looks], param.color_profiles)
+    notes += colour_notes(paths, [look.colours for look in looks], param.color_profiles)
     is_long = (targets[:, 0] == targets[:, 1]).all() & (longer > LONG * shorter)
     if is_long.any():
         n = int(np.where(is_long, longer / np.maximum(shorter, 1), -np.inf).argmax())
@@ -133,9 +135,7 @@ def notes_on(
     return tuple(notes)
 
 
-def notes_on_colours(
-    paths: Sequence[str], colours: Sequence[Colours], color_profiles: ColorProfiles
-) -> tuple[str, ...]:
+def colour_notes(paths: Sequence[str], colours: Sequence[Colours], color_profiles: ColorProfiles) -> tuple[str, ...]:
     """Return notes that count the images whose files do not say, or imply, that they are in sRGB."""
     converted = ", and are learned as a viewer shows them"
     ignored = ', which dataset_param.color_profiles = "ignore" leaves alone'
@@ -177,14 +177,14 @@ def similar_name(path: Path) -> str:
     return f"Did you mean {same[0]!r} ({same[0]!a})? " if same else ""
 
 
-class Copy(NamedTuple):
+class DuplicateImage(NamedTuple):
     """Two images with the same content, by their numbers."""
 
     image: int
     earlier: int
 
 
-def find_copies(paths: Sequence[str]) -> list[Copy]:
+def find_copies(paths: Sequence[str]) -> list[DuplicateImage]:
     """Return each image that has the bytes of an earlier one; only files of equal size are read."""
 
     def unless_gone(read: Callable[[str], Any], path: str) -> Any:
@@ -196,10 +196,10 @@ def find_copies(paths: Sequence[str]) -> list[Copy]:
     sizes = [unless_gone(check_file, path) for path in paths]
     counts = Counter(sizes)
     suspects = [image for image, size in enumerate(sizes) if size is not None and counts[size] > 1]
-    digests = list(in_threads(lambda image: unless_gone(digest_of, paths[image]), suspects))
+    digests = list(map_in_threads(lambda image: unless_gone(digest_of, paths[image]), suspects))
     first: dict[bytes, int] = {}
     copies = []
     for image, digest in zip(suspects, digests):
         if digest is not None and first.setdefault(digest, image) != image:
-            copies.append(Copy(image, first[digest]))
+            copies.append(DuplicateImage(image, first[digest]))
     return copies

@@ -16,11 +16,11 @@ from PIL import Image
 
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.images import ClipsParam
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES
+from mindspeed_mm_dit.configs.limits import MAX_FRAMES
 from mindspeed_mm_dit.configs.source import Size
-from mindspeed_mm_dit.data.annotation import Entry
+from mindspeed_mm_dit.data.annotation import ClipEntry
 from mindspeed_mm_dit.data.order import Stream, uniforms
-from mindspeed_mm_dit.data.sources import Read, Rows
+from mindspeed_mm_dit.data.sources import ReadSamples, Rows
 from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, load_still, readable_formats
 from mindspeed_mm_dit.data.video_file import read_frames
 from mindspeed_mm_dit.errors import DataError
@@ -36,7 +36,7 @@ EARLY = 0.05
 class Clip(NamedTuple):
     """A clip that can be used."""
 
-    entry: Entry
+    entry: ClipEntry
     """Its entry in the annotation."""
     step: float
     """Frames of the video from one frame of the clip to the next, on average."""
@@ -44,7 +44,7 @@ class Clip(NamedTuple):
     """Usable frames of the video."""
     size: Size
     """(H, W) of a frame, in pixels."""
-    due: np.ndarray | None = None
+    due_frames: np.ndarray | None = None
     """If frames are chosen by time: when each is due and the last ends, in frames of the clip, (num_frames + 1,)."""
     images: tuple[str, ...] = ()
     """Paths of its first and last image, relative to ``data_folder``, if the annotation names them."""
@@ -52,22 +52,24 @@ class Clip(NamedTuple):
     @property
     def longest(self) -> int:
         """Frames of the longest clip that fits in the video."""
-        if self.due is not None:
-            return min(MOST_FRAMES, math.ceil(self.due[-1] - EARLY))
+        if self.due_frames is not None:
+            return min(MAX_FRAMES, math.ceil(self.due_frames[-1] - EARLY))
         numbers = frame_numbers(math.ceil(self.num_frames / self.step) + 1, self.step)
         return int((numbers < self.num_frames).sum())
 
     def numbers(self, num_frames: int, first: int = 0) -> np.ndarray:
         """Return the frames of the video for a clip that begins with frame ``first``, (num_frames,) int64."""
-        if self.due is None:
+        if self.due_frames is None:
             return frame_numbers(num_frames, self.step, first)
-        return np.searchsorted(self.due, self.due[first] + np.arange(num_frames) + EARLY, side="right") - 1
+        return (
+            np.searchsorted(self.due_frames, self.due_frames[first] + np.arange(num_frames) + EARLY, side="right") - 1
+        )
 
-    def spare(self, num_frames: int) -> int:
+    def num_later_starts(self, num_frames: int) -> int:
         """Return how many frames after the first a clip of ``num_frames`` may begin."""
-        if self.due is None:
+        if self.due_frames is None:
             return self.num_frames - 1 - int(self.numbers(num_frames)[-1])
-        return int(np.searchsorted(self.due, self.due[-1] - (num_frames - 1) - EARLY)) - 1
+        return int(np.searchsorted(self.due_frames, self.due_frames[-1] - (num_frames - 1) - EARLY)) - 1
 
 
 def is_still(path: Path) -> bool:
@@ -183,7 +185,7 @@ class ClipReader:
         """Return where each clip begins, (B,) in [0, 1)."""
         return np.zeros(len(sample_indices)) if self.views else uniforms(seed, Stream.CLIP_START, sample_indices)
 
-    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+    def read(self, rows: np.ndarray, views: np.ndarray) -> ReadSamples:
         """Return pixels (B, 3 or 1, F, H, W) of ``rows`` (B,), all of one shape, uint8 (float32 with ``crop``
         "mindspeed_mm"), and the images that come with them, (B, 3 or 1, H, W).
 
@@ -195,7 +197,7 @@ class ClipReader:
             name: np.stack([self._image(row, position) for row in rows.tolist()])
             for position, name in enumerate(self._param.extra_images)
         }
-        return Read({"pixels": pixels, **images}, rows)
+        return ReadSamples({"pixels": pixels, **images}, rows)
 
     def _pixels(self, row: int, start: float) -> np.ndarray:
         if self._decoded is not None and row in self._decoded:
@@ -205,7 +207,7 @@ class ClipReader:
         def frames() -> np.ndarray:  # (F, h, w, 3) uint8, at the size of the file
             if is_still(path):
                 return self._still(path)
-            first = int(start * (clip.spare(num_frames) + 1))
+            first = int(start * (clip.num_later_starts(num_frames) + 1))
             return read_frames(path, clip.numbers(num_frames, first), self._param.display)
 
         pixels = self._fitted(row, path, frames)

@@ -14,10 +14,18 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data import builtin
-from mindspeed_mm_dit.data.annotation import KEYS, Entry, Line, UnusableEntry, entry_of, image_paths, read_annotation
+from mindspeed_mm_dit.data.annotation import (
+    KEYS,
+    AnnotationLine,
+    ClipEntry,
+    UnusableEntry,
+    image_paths,
+    parse_entry,
+    read_annotation,
+)
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.captions import first_problems
-from mindspeed_mm_dit.data.check_images import notes_on_colours
+from mindspeed_mm_dit.data.check_images import colour_notes
 from mindspeed_mm_dit.data.clip_reader import (
     SAME_RATE,
     Clip,
@@ -28,10 +36,10 @@ from mindspeed_mm_dit.data.clip_reader import (
     step_between,
 )
 from mindspeed_mm_dit.data.colours import Colours, colours_of
-from mindspeed_mm_dit.data.labels import check_labels, composed, labels_of, named_to_the_last
-from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, Source, SourceRequest, first_names, in_threads
+from mindspeed_mm_dit.data.labels import check_labels, names_for_labels, normalize_names, parse_labels
+from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, Source, SourceRequest, first_names, map_in_threads
 from mindspeed_mm_dit.data.transforms import load_still, open_image, still_size
-from mindspeed_mm_dit.data.video_file import VideoFacts, look_at_video
+from mindspeed_mm_dit.data.video_file import VideoFacts, read_video_facts
 from mindspeed_mm_dit.errors import DataError
 
 DECODE_CHECK_LIMIT = 1000
@@ -41,7 +49,7 @@ SAME_SPEED = 1.2
 """Rates that differ by more than this factor get a warning."""
 
 
-class _Look(NamedTuple):
+class _ClipCheck(NamedTuple):
     """Result of checking one entry: a clip, the bytes and facts of its file, or a problem."""
 
     clip: Clip | None
@@ -62,10 +70,10 @@ def open_clips(param: ClipsParam, request: SourceRequest) -> Rows:
     lines = read_annotation(path)
     decode = len(lines) <= DECODE_CHECK_LIMIT
     look = lambda line: _look(line, param, decode, request.items)  # noqa: E731
-    looks = list(in_threads(look, lines, "checking clips", "clip", per_task=1))
+    looks = list(map_in_threads(look, lines, "checking clips", "clip", per_task=1))
     captions = [look.clip.entry.captions if look.clip else () for look in looks]
     wrong = first_problems(captions, request.caption_problems)
-    looks = [_Look(None, problem=problem) if problem else look for look, problem in zip(looks, wrong)]
+    looks = [_ClipCheck(None, problem=problem) if problem else look for look, problem in zip(looks, wrong)]
     good = [look for look in looks if look.clip is not None]
     clips = tuple(look.clip for look in good if look.clip is not None)
     per_line = Counter(line.line for line in lines)
@@ -124,8 +132,8 @@ def _as_listed(param: ClipsParam, rows: Rows) -> Rows:
     images: list[str] = []
     for line in read_annotation(Path(param.json_path)):
         with suppress(UnusableEntry):  # (such a clip is not in the cache)
-            entry = entry_of(line, captioned, label_key)
-            word = composed([str(entry.label).strip()])[0]
+            entry = parse_entry(line, captioned, label_key)
+            word = normalize_names([str(entry.label).strip()])[0]
             label = known.get(word, int(word) if word.isdecimal() else None) if label_key else None
             names = image_paths(line, param.extra_images.values())
             clip = (str(Path(param.data_folder, entry.path)), entry.captions, label)
@@ -149,27 +157,27 @@ def _items(
         return items, (), ()
     words = [str(clip.entry.label).strip() for clip in clips]
     location = lambda row: f"{param.json_path}: line {clips[row].entry.line}"  # noqa: E731
-    labels = labels_of(words, param.json_path, location, known_classes=request.classes)
+    labels = parse_labels(words, param.json_path, location, known_classes=request.classes)
     check_labels(labels.numbers, request.num_classes, location, labels.classes)
-    return items | {"label": labels.numbers}, named_to_the_last(labels.classes, labels.numbers), labels.notes
+    return items | {"label": labels.numbers}, names_for_labels(labels.classes, labels.numbers), labels.notes
 
 
 def _provide(param: ClipsParam) -> None:
     """Write the built-in clips that ``param`` names, unless they exist."""
     if param.source is not None:
-        builtin.provide(builtin.CLIPS, param.source, Path(param.data_folder))
+        builtin.write_builtin(builtin.CLIPS, param.source, Path(param.data_folder))
 
 
 # --- one clip ---------------------------------------------------------------------------------------------------------
 
 
-def _look(line: Line, param: ClipsParam, decode: bool, items: tuple[str, ...]) -> _Look:
+def _look(line: AnnotationLine, param: ClipsParam, decode: bool, items: tuple[str, ...]) -> _ClipCheck:
     captioned, label_key = "caption" in items or not items, param.label_key if "label" in items else None
     try:
-        entry = entry_of(line, captioned, label_key)
+        entry = parse_entry(line, captioned, label_key)
         images = image_paths(line, param.extra_images.values())
     except UnusableEntry as problem:
-        return _Look(None, problem=str(problem))
+        return _ClipCheck(None, problem=str(problem))
     path, colours = Path(param.data_folder) / entry.path, Colours.SRGB
     try:
         if is_still(path):
@@ -178,11 +186,11 @@ def _look(line: Line, param: ClipsParam, decode: bool, items: tuple[str, ...]) -
             with open_image(path, max(param.frame)) as image:
                 colours = colours_of(image)
         else:
-            facts = look_at_video(path, decode, param.display)
+            facts = read_video_facts(path, decode, param.display)
         clip = _clip_of(entry, facts, param)._replace(images=images)
-        return _Look(clip, check_file(path) + _image_bytes(clip, param), facts=facts, colours=colours)
+        return _ClipCheck(clip, check_file(path) + _image_bytes(clip, param), facts=facts, colours=colours)
     except UnusableFile as problem:
-        return _Look(None, problem=f"{path} {problem}")
+        return _ClipCheck(None, problem=f"{path} {problem}")
 
 
 def _image_bytes(clip: Clip, param: ClipsParam) -> int:
@@ -203,7 +211,7 @@ def _image_bytes(clip: Clip, param: ClipsParam) -> int:
     return total
 
 
-def _clip_of(entry: Entry, facts: VideoFacts, param: ClipsParam) -> Clip:
+def _clip_of(entry: ClipEntry, facts: VideoFacts, param: ClipsParam) -> Clip:
     """Compare a file with its annotation; raises UnusableFile."""
     if entry.size is not None and entry.size not in (facts.size, facts.stored_size):
         (h, w), (high, wide) = facts.size, entry.size
@@ -229,7 +237,7 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
     if fits(np.array([clip.longest, *clip.size]), np.array(param.sizes)).any():
         return
     lengths = sorted({frames for frames, _, _ in param.sizes})
-    if param.buckets is None and clip.due is None:
+    if param.buckets is None and clip.due_frames is None:
         needed = 1 + int(frame_numbers(lengths[0], clip.step)[-1])
         raise UnusableFile(f"is short: it has {clip.num_frames} frames, and num_frames = {lengths[0]} needs {needed}")
     if param.buckets is None:
@@ -243,7 +251,7 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
 # --- notes ------------------------------------------------------------------------------------------------------------
 
 
-def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: ClipsParam) -> tuple[str, ...]:
+def _notes(lines: list[AnnotationLine], clips: tuple[Clip, ...], decode: bool, param: ClipsParam) -> tuple[str, ...]:
     notes = []
     read = {*KEYS, param.label_key, *param.extra_images.values()}
     unused = Counter(key for line in lines if isinstance(line.content, dict) for key in line.content if key not in read)
@@ -257,7 +265,7 @@ def _notes(lines: list[Line], clips: tuple[Clip, ...], decode: bool, param: Clip
     return tuple(notes)
 
 
-def _note_of_rates(good: list[_Look], param: ClipsParam, frame_rate: float | None) -> tuple[str, ...]:
+def _note_of_rates(good: list[_ClipCheck], param: ClipsParam, frame_rate: float | None) -> tuple[str, ...]:
     """Return a warning if every frame is used, at rates that differ from the model's or among the clips."""
     films = [(look.clip, look.facts) for look in good if look.clip and look.facts and look.clip.num_frames > 1]
     rates = sorted(rate for clip, facts in films if (rate := facts.fps or clip.entry.fps))
@@ -276,13 +284,13 @@ def _note_of_rates(good: list[_Look], param: ClipsParam, frame_rate: float | Non
     )
 
 
-def _notes_on_display(good: list[_Look], param: ClipsParam) -> tuple[str, ...]:
+def _notes_on_display(good: list[_ClipCheck], param: ClipsParam) -> tuple[str, ...]:
     """Return notes on how the files are to be displayed, and on what of it training ignores."""
     pairs = [(look.clip, look.facts) for look in good if look.clip and look.facts]
     remarks = Counter(remark for _, facts in pairs for remark in facts.remarks)
     for clip, facts in pairs:
         if facts.times is not None:
-            how = "every frame" if param.train_fps is None else "by number" if clip.due is None else "by time"
+            how = "every frame" if param.train_fps is None else "by number" if clip.due_frames is None else "by time"
             remarks[f"of a varying rate ({how})"] += 1
     doubts = Counter(doubt for _, facts in pairs for doubt in facts.doubts)
     notes = [f"warning: {count:,} of {len(pairs):,} clips {doubt}" for doubt, count in doubts.items()]
@@ -291,7 +299,7 @@ def _notes_on_display(good: list[_Look], param: ClipsParam) -> tuple[str, ...]:
         how = "a player shows them" if param.display == "shown" else "MindSpeed-MM reads them"
         notes.append(f"note: of {len(pairs):,} clips, learned as {how}: {counts}")
     names = [str(Path(param.data_folder) / clip.entry.path) for clip, _ in pairs]
-    return (*notes, *notes_on_colours(names, [look.colours for look in good], param.color_profiles))
+    return (*notes, *colour_notes(names, [look.colours for look in good], param.color_profiles))
 
 
 def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, ...]:
@@ -302,7 +310,7 @@ def _note_of_unused(param: ClipsParam, shapes: np.ndarray | None) -> tuple[str, 
     return (f"note: no clip is assigned to {words} frames, which dataset_param.buckets lists",) if unused else ()
 
 
-def _digest_of(good: list[_Look]) -> str:
+def _digest_of(good: list[_ClipCheck]) -> str:
     """Return the number of clips, and a digest of their paths, sizes in bytes, images, captions and labels."""
     lines = []
     for clip, size, *_ in good:

@@ -20,7 +20,7 @@ SAME = 2
 SRGB_CHROMATICITY = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
 """x and y of sRGB's white, red, green and blue."""
 
-HEADER, LARGEST_PROFILE = 1 << 16, 1 << 22
+HEADER, MAX_PROFILE_BYTES = 1 << 16, 1 << 22
 """How many bytes of a file are searched for colour codes, and for a profile, which Pillow does not report."""
 
 _NCLX = (b"colrnclx", ">HH")
@@ -49,12 +49,12 @@ def is_grey(mode: str) -> bool:
 def find_profile(image: Image.Image) -> None:
     """Read the profile of a JPEG 2000 just opened into ``image.info``, where Pillow puts those of other formats."""
     if image.format == "JPEG2000":
-        before, _, box = _beginning(image.fp, LARGEST_PROFILE).partition(b"colr")
+        before, _, box = _beginning(image.fp, MAX_PROFILE_BYTES).partition(b"colr")
         if box[:1] in (b"\2", b"\3"):  # (the methods with a profile, which follows after 2 bytes)
             image.info["icc_profile"] = box[3 : int.from_bytes(before[-4:], "big") - 8]
 
 
-def in_srgb(image: Image.Image) -> Image.Image:
+def convert_to_srgb(image: Image.Image) -> Image.Image:
     """Convert an image of 8 bits a channel to sRGB by its embedded profile; return it unchanged if it needs none."""
     try:
         transform = _transform_of(image)

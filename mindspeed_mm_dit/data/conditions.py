@@ -18,11 +18,11 @@ from mindspeed_mm_dit.configs.condition import (
     Conditions,
     FirstFrame,
     ImageCondition,
-    OneText,
+    SingleEncoderText,
     TextStates,
     Vector,
 )
-from mindspeed_mm_dit.data.order import Stream, coins, uniforms
+from mindspeed_mm_dit.data.order import Stream, bernoulli, uniforms
 from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.registry import Registry
@@ -32,7 +32,7 @@ Tensor = Any
 
 NO_CAPTION = -1
 """Number of the empty caption."""
-KEPT = "frames_kept"
+FRAMES_KEPT = "frames_kept"
 """Name of the mask of samples that keep their frames, (B,) float32: 1, or 0 for one trained on its text alone."""
 IMAGES = ("first_image", "last_image")
 """Names of the arrays of images, (B, 3 or 1, H, W) uint8, in a batch of requested samples."""
@@ -55,7 +55,7 @@ class ConditionBatch:
 
     def drops(self, sample_indices: np.ndarray, probability: float) -> np.ndarray:
         """Return which of ``sample_indices`` (B,) lose the condition, (B,) bool."""
-        return coins(self.seed, Stream.LABEL_DROP, sample_indices, probability, self.dropout_key)
+        return bernoulli(self.seed, Stream.LABEL_DROP, sample_indices, probability, self.dropout_key)
 
 
 class ConditionCollator(Protocol):
@@ -217,19 +217,19 @@ class CaptionCollator:
         return np.where(dropped, NO_CAPTION, chosen.astype(np.int64))
 
 
-def _token_arrays(condition: OneText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
+def _token_arrays(condition: SingleEncoderText, captions: Sequence[str], tokenizers: Sequence[Any]) -> Arrays:
     tokens = tokenizers[condition.encoder](captions)
     ids, mask = _token_names(condition)
     return {ids: tokens.ids, mask: tokens.mask}
 
 
-def _token_names(condition: OneText) -> tuple[str, str]:
+def _token_names(condition: SingleEncoderText) -> tuple[str, str]:
     """Return the names of ids and mask in a batch."""
     stem = "caption" if condition.name == "text" else condition.name
     return f"{stem}_ids", f"{stem}_mask"
 
 
-def _encode_text(condition: OneText, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+def _encode_text(condition: SingleEncoderText, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
     ids, mask = _token_names(condition)
     if ids not in batch:
         return (batch[condition.name],)
@@ -256,8 +256,8 @@ class FramesCollator:
         self._dropout, self._inputs = condition.dropout, inputs
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
-        """Return ``KEPT``, with dropout."""
-        return {KEPT: 1 - self._drops(sample_indices).astype(np.float32)} if self._dropout else {}
+        """Return ``FRAMES_KEPT``, with dropout."""
+        return {FRAMES_KEPT: 1 - self._drops(sample_indices).astype(np.float32)} if self._dropout else {}
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         """Return the name of each clip's condition, and whether it is dropped."""

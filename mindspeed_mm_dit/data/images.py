@@ -18,12 +18,12 @@ from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.source import ColorProfiles, Size
 from mindspeed_mm_dit.data.buckets import shapes_of
 from mindspeed_mm_dit.data.captions import ImageCaptions, checked
-from mindspeed_mm_dit.data.check_images import Look, look_at, notes_on, similar_name
-from mindspeed_mm_dit.data.labels import check_labels, named_to_the_last, repeats_of
+from mindspeed_mm_dit.data.check_images import ImageCheck, check_image_files, similar_name, size_notes
+from mindspeed_mm_dit.data.labels import check_labels, names_for_labels, repeats_of
 from mindspeed_mm_dit.data.listing import list_images
-from mindspeed_mm_dit.data.order import Stream, coins
+from mindspeed_mm_dit.data.order import Stream, bernoulli
 from mindspeed_mm_dit.data.shards import ShardRows, list_shards, shard_files
-from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Read, Rows, Source, SourceRequest
+from mindspeed_mm_dit.data.sources import CACHE_AGAIN, ReadSamples, Rows, Source, SourceRequest
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import logger
@@ -34,7 +34,7 @@ DECODE_CHECK_LIMIT = 20_000
 CACHE_BYTES = 256 * 2**20
 """Data sets whose pixels fit in this are decoded once and cached."""
 
-STAND_IN_TRIES = 100
+REPLACEMENT_TRIES = 100
 """This many unreadable images in a row mean that something else is wrong."""
 
 
@@ -51,7 +51,7 @@ def open_folder(param: DatasetParam, request: SourceRequest) -> Rows:
     if labelled:
         check_labels(labels, request.num_classes, paths.__getitem__, classes)
     decode = request.decode_all or len(paths) <= DECODE_CHECK_LIMIT
-    looks = look_at([Path(path) for path in paths], param.sample_size, decode)
+    looks = check_image_files([Path(path) for path in paths], param.sample_size, decode)
     repeats, note = repeats_of(names, param, request.classes)
     rows = Rows(paths, {"label": labels} if labelled else {}, classes, repeats=repeats)
     rows, good = _usable(rows, param, request, looks, captions)
@@ -72,11 +72,13 @@ def open_shards(param: DatasetParam, request: SourceRequest) -> Rows:
     if labelled:
         check_labels(labels, request.num_classes, paths.__getitem__, classes)
     rows = Rows(paths, {"label": labels} if labelled else {}, classes, digest=digest, files=paths.files)
-    looks = list[Look]()
+    looks = list[ImageCheck]()
     if len(paths) > DECODE_CHECK_LIMIT and not request.decode_all and param.buckets is None:
         notes += (f"note: of {len(paths):,} images in shards none is opened before it is read",)
     else:
-        looks = look_at([partial(paths.content, number) for number in range(len(paths))], param.sample_size, True)
+        looks = check_image_files(
+            [partial(paths.content, number) for number in range(len(paths))], param.sample_size, True
+        )
     rows, _ = _usable(rows, param, request, looks, captions)
     return replace(rows, notes=notes + rows.notes)
 
@@ -87,7 +89,11 @@ def _wants_labels(param: DatasetParam, request: SourceRequest) -> bool:
 
 
 def _usable(
-    rows: Rows, param: DatasetParam, request: SourceRequest, looks: Sequence[Look], captions: Sequence[ImageCaptions]
+    rows: Rows,
+    param: DatasetParam,
+    request: SourceRequest,
+    looks: Sequence[ImageCheck],
+    captions: Sequence[ImageCaptions],
 ) -> tuple[Rows, np.ndarray]:
     """Return the usable rows, with their captions, shapes and notes, and their numbers (n,).
 
@@ -112,8 +118,8 @@ def _usable(
     items = dict(rows.items)
     if captions:
         items["caption"] = tuple(captions[number].captions for number in good.tolist())
-    classes = named_to_the_last(rows.classes, rows.labels) if "label" in items else ()
-    notes = notes_on(rows.paths, looks, param, shapes) if looks else ()
+    classes = names_for_labels(rows.classes, rows.labels) if "label" in items else ()
+    notes = size_notes(rows.paths, looks, param, shapes) if looks else ()
     rows = replace(rows, items=items, classes=classes, skipped=len(wrong), problems=problems)
     return replace(rows, notes=notes, shapes=shapes, sizes=sizes), good
 
@@ -181,9 +187,9 @@ class ImageReader:
 
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         """Return which samples are mirrored, (B,) bool."""
-        return coins(seed, Stream.FLIP, sample_indices, self._flip_prob)
+        return bernoulli(seed, Stream.FLIP, sample_indices, self._flip_prob)
 
-    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+    def read(self, rows: np.ndarray, views: np.ndarray) -> ReadSamples:
         """Return pixels (B, channels, H, W) uint8 of ``rows`` (B,), all of one shape.
 
         Images whose view in ``views`` (B,) is 1 are mirrored.
@@ -195,11 +201,11 @@ class ImageReader:
         pixels = np.stack([pixels for _, pixels in loaded])
         mirrored = views.astype(bool)
         pixels[mirrored] = pixels[mirrored, :, :, ::-1]
-        return Read({"pixels": pixels}, np.array([image for image, _ in loaded], np.int64))
+        return ReadSamples({"pixels": pixels}, np.array([image for image, _ in loaded], np.int64))
 
     def _readable(self, image: int) -> tuple[int, np.ndarray]:
         """Return ``image`` or its replacement, and the pixels."""
-        tries = min(STAND_IN_TRIES, len(self._rows)) if self.skip_bad else 1
+        tries = min(REPLACEMENT_TRIES, len(self._rows)) if self.skip_bad else 1
         height, width = self._shapes[image].tolist()
         for candidate in range(image, image + tries):
             pixels = self._pixels(candidate % len(self._rows), (height, width))
@@ -222,7 +228,7 @@ class ImageReader:
         if image in self._bad:
             return None
         try:
-            pixels = load_pixels(content_of(self._rows, image), size, self.channels, self._color_profiles)
+            pixels = load_pixels(image_content(self._rows, image), size, self.channels, self._color_profiles)
         except UnusableFile as problem:
             with self._bad_changes:
                 if self.skip_bad and image not in self._bad:
@@ -235,7 +241,7 @@ class ImageReader:
         return pixels
 
 
-def content_of(rows: Rows, row: int) -> str | bytes:
+def image_content(rows: Rows, row: int) -> str | bytes:
     """Return the path of an image, or its content if it is in a shard; raises UnusableFile."""
     return rows.paths.content(row) if isinstance(rows.paths, ShardRows) else rows.paths[row]
 

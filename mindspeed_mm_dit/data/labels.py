@@ -28,7 +28,7 @@ _MAX_NAMES = 10
 ANY_CLASSES = 1_000_000
 """Bound on labels if no model is given."""
 
-MOST_REPEATS = 1000
+MAX_CLASS_REPEATS = 1000
 """A folder whose number is larger does not count as repeats: 2019_photos."""
 _REPEATED = re.compile(r"([1-9]\d{0,3})_(.+)", re.DOTALL)
 
@@ -47,7 +47,7 @@ class Labels(NamedTuple):
     """Lines for the user that begin with "note: " or "warning: "."""
 
 
-def labels_of(
+def parse_labels(
     words: Sequence[str],
     where: str,
     location: Callable[[int], str],
@@ -63,7 +63,7 @@ def labels_of(
     Raises:
         DataError: a row has no label, or one that is neither a whole number nor a name, or numbers and names are mixed.
     """
-    words = composed(words)
+    words = normalize_names(words)
     counts = Counter(words)
     named: Named = lambda word: f"{location(words.index(word))}: label {reprlib.repr(word)}"  # noqa: E731
     if "" in counts:
@@ -78,7 +78,7 @@ def labels_of(
     return Labels(np.array([numbers[word] for word in words], np.int64), names, notes)
 
 
-def composed(names: Iterable[str]) -> tuple[str, ...]:
+def normalize_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return ``names`` in Unicode's composed form, so that names from different systems compare equal."""
     return tuple(unicodedata.normalize("NFC", name) for name in names)
 
@@ -106,7 +106,7 @@ def check_labels(
         )
 
 
-def named_to_the_last(names: tuple[str, ...], labels: np.ndarray) -> tuple[str, ...]:
+def names_for_labels(names: tuple[str, ...], labels: np.ndarray) -> tuple[str, ...]:
     """Return a name for each class up to the largest of ``labels``: one of ``names``, or its number."""
     return names + tuple(map(str, range(len(names), 1 + int(labels.max()))))
 
@@ -172,12 +172,12 @@ def split_names(
         DataError: repeats are requested, and a folder has another kind of name.
     """
     matches = [_REPEATED.fullmatch(name) for name in names]
-    pairs = [(int(match[1]), match[2]) for match in matches if match and int(match[1]) <= MOST_REPEATS]
+    pairs = [(int(match[1]), match[2]) for match in matches if match and int(match[1]) <= MAX_CLASS_REPEATS]
     if setting:
-        if wrong := [name for name, match in zip(names, matches) if not match or int(match[1]) > MOST_REPEATS]:
+        if wrong := [name for name, match in zip(names, matches) if not match or int(match[1]) > MAX_CLASS_REPEATS]:
             raise DataError(
                 "dataset_param.folder_repeats = true",
-                f"the folder {wrong[0]} is not called like 10_dog, with a number from 1 to {MOST_REPEATS}",
+                f"the folder {wrong[0]} is not called like 10_dog, with a number from 1 to {MAX_CLASS_REPEATS}",
                 "rename it, or drop the setting",
             )
         return pairs

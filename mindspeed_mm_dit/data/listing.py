@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.files import is_folder, no_folder, reason_of
+from mindspeed_mm_dit.configs.files import error_text, is_folder, not_a_folder_reason
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, provide
-from mindspeed_mm_dit.data.captions import endings_of, read_sidecar_captions
-from mindspeed_mm_dit.data.labels import composed, labels_of, split_names
-from mindspeed_mm_dit.data.sources import first_names, note_of_left_out
+from mindspeed_mm_dit.data.builtin import IMAGES, check_is_source, write_builtin
+from mindspeed_mm_dit.data.captions import file_endings, read_sidecar_captions
+from mindspeed_mm_dit.data.labels import normalize_names, parse_labels, split_names
+from mindspeed_mm_dit.data.sources import first_names, left_out_note
 from mindspeed_mm_dit.data.tables import JSONL, Listing, is_index, read_table
 from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
-CURE_OF_LOST_FOLDERS = "unpack the archive again with a program that turns them into folders, such as unzip"
+FLATTENED_CURE = "unpack the archive again with a program that turns them into folders, such as unzip"
 
 
 def list_images(param: DatasetParam, labelled: bool = True, known_classes: Sequence[str] = ()) -> Listing:
@@ -29,23 +29,23 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
     Raises:
         DataError: naming the folder, or file and line.
     """
-    folder, left_out = Path(param.data_folder), _Remainder(endings_of(param.caption_places))
+    folder, left_out = Path(param.data_folder), _OtherFiles(file_endings(param.caption_fields))
     if param.source is not None:
-        provide(IMAGES, param.source, folder)
+        write_builtin(IMAGES, param.source, folder)
     if not param.data_folder or not is_folder(folder):
         siblings = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
-        cure = nearest(folder.name, [entry.name for entry in siblings if _leads_to_folder(entry)])
+        cure = nearest(folder.name, [entry.name for entry in siblings if _is_link_to_folder(entry)])
         what = f"dataset_param.data_folder = {param.data_folder}"
-        raise DataError(what, no_folder(folder), f"{cure}correct the path in data.json")
+        raise DataError(what, not_a_folder_reason(folder), f"{cure}correct the path in data.json")
     if param.index:
         listing = _list_index(folder, param, labelled, known_classes)
     elif param.single_class or not labelled:
         listing = _list_single_class(folder, left_out)
     else:
-        listing = of_folders(folder, left_out, known_classes, param.folder_repeats)
-    if endings_of(param.caption_places):
+        listing = list_class_folders(folder, left_out, known_classes, param.folder_repeats)
+    if file_endings(param.caption_fields):
         paths = [folder / path for path, _ in listing.rows]
-        listing = listing._replace(captions=read_sidecar_captions(paths, param.caption_places))
+        listing = listing._replace(captions=read_sidecar_captions(paths, param.caption_fields))
     if not listing.rows:
         reason = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
         what = f"dataset_param.data_folder = {folder}"
@@ -58,13 +58,13 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
 def _cure_of_empty(folder: Path, index: str | None) -> str:
     if index:
         return f"write a line image_path,label for each image into {index}"
-    indices = indices_in(folder)
+    indices = find_index_files(folder)
     if indices:
         return f'set dataset_param.index to "{indices[0]}"'
     cure = "put one folder of images per class there, or name an index with image_path,label"
     loose = [entry.name for entry in _entries(folder) if _is_image(entry.name) and not is_hidden(entry.name)]
-    if images_of_lost_folders(loose):
-        return f"their names have backslashes, which do not separate folders here: {CURE_OF_LOST_FOLDERS}"
+    if flattened_images(loose):
+        return f"their names have backslashes, which do not separate folders here: {FLATTENED_CURE}"
     if loose:
         cure += "; or set dataset_param.single_class to true: all images there are of one class"
     return cure
@@ -73,60 +73,60 @@ def _cure_of_empty(folder: Path, index: str | None) -> str:
 # --- folders ----------------------------------------------------------------------------------------------------------
 
 
-def of_folders(
+def list_class_folders(
     folder: Path,
-    left_out: _Remainder | None = None,
+    left_out: _OtherFiles | None = None,
     known_classes: Sequence[str] = (),
     folder_repeats: bool | None = None,
 ) -> Listing:
     """Take every sub-folder with images as a class; hidden ones are not classes."""
-    left_out = left_out or _Remainder()
+    left_out = left_out or _OtherFiles()
     images = {directory: left_out.images_below(directory) for directory in class_folders(folder)}
     classes = [directory for directory, paths in images.items() if paths]
-    names = composed(path.name for path in classes)
+    names = normalize_names(path.name for path in classes)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         reason = "occurs twice, written with different Unicode characters that look the same"
         raise DataError(f"{folder}: class {twice[0]!r}", reason, "put the images of both into one folder")
     if repeated := split_names(names, folder_repeats, known_classes):
         names = tuple(name for _, name in repeated)
-    labels = labels_of(names, str(folder), lambda number: str(classes[number]), known_classes=known_classes)
+    labels = parse_labels(names, str(folder), lambda number: str(classes[number]), known_classes=known_classes)
     rows = [
         (str(image.relative_to(folder)), label)
         for label, directory in zip(labels.numbers.tolist(), classes)
         for image in images[directory]
     ]
     left_out.add_loose(_entries(folder))
-    lost = images_of_lost_folders(path for path, _ in rows)
+    lost = flattened_images(path for path, _ in rows)
     if lost and len(classes) == 1:
         reason = f"and {len(lost) - 1} others have a backslash in their name, so that all images are of the one class "
-        raise DataError(f"{folder / lost[0]}", reason + names[0], CURE_OF_LOST_FOLDERS)
-    notes = [*left_out.notes(), *labels.notes, *_note_of_lost_folders(lost)]
+        raise DataError(f"{folder / lost[0]}", reason + names[0], FLATTENED_CURE)
+    notes = [*left_out.notes(), *labels.notes, *_flattened_note(lost)]
     if empty := [directory.name for directory, paths in images.items() if not paths]:
         notes.append(f"note: these folders are not classes, as they hold no images: {first_names(empty)}")
-    if indices := indices_in(folder):
+    if indices := find_index_files(folder):
         unused = folder / indices[0]
         notes.append(f"note: {unused} is not used, as dataset_param.index is not set: the folders are the classes")
     return Listing(rows, labels.classes, tuple(notes))
 
 
-def _list_single_class(folder: Path, left_out: _Remainder) -> Listing:
+def _list_single_class(folder: Path, left_out: _OtherFiles) -> Listing:
     """Take every image below the folder as one class, named like the folder."""
     rows = [(str(image.relative_to(folder)), 0) for image in left_out.images_below(folder)]
-    notes = (*left_out.notes(), *_note_of_lost_folders(images_of_lost_folders(path for path, _ in rows)))
-    return Listing(rows, composed([Path(os.path.abspath(folder)).name]), notes)
+    notes = (*left_out.notes(), *_flattened_note(flattened_images(path for path, _ in rows)))
+    return Listing(rows, normalize_names([Path(os.path.abspath(folder)).name]), notes)
 
 
-def images_of_lost_folders(paths: Iterable[str]) -> list[str]:
+def flattened_images(paths: Iterable[str]) -> list[str]:
     """Return the images whose folders became part of their names when an archive from Windows was unpacked."""
     return [path for path in paths if "\\" in os.path.basename(path)]
 
 
-def _note_of_lost_folders(lost: list[str]) -> list[str]:
+def _flattened_note(lost: list[str]) -> list[str]:
     if not lost:
         return []
     return [
         f"warning: {len(lost):,} image(s) have a backslash in their name, which does not separate folders here: "
-        f"{lost[0]}; if these were folders, {CURE_OF_LOST_FOLDERS}"
+        f"{lost[0]}; if these were folders, {FLATTENED_CURE}"
     ]
 
 
@@ -136,7 +136,7 @@ def class_folders(folder: Path) -> list[Path]:
     for entry in entries:
         if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
             raise DataError(entry.path, "is a link to nothing", "restore what it links to, or remove the link")
-    return sorted(Path(entry.path) for entry in entries if _leads_to_folder(entry))
+    return sorted(Path(entry.path) for entry in entries if _is_link_to_folder(entry))
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -146,10 +146,10 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
             return list(entries)
     except OSError as error:
         cure = "give yourself the right to read it, or move it away"
-        raise DataError(str(folder), f"cannot be read: {reason_of(error)}", cure) from None
+        raise DataError(str(folder), f"cannot be read: {error_text(error)}", cure) from None
 
 
-def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+def _is_link_to_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a link that goes in a circle
@@ -165,7 +165,7 @@ def is_hidden(name: str) -> bool:
     return name.startswith((".", "__"))
 
 
-class _Remainder:
+class _OtherFiles:
     """Chooses images by their names, and counts the files that are neither images nor captions of the data set."""
 
     def __init__(self, captions: Iterable[str] = ()) -> None:
@@ -178,7 +178,7 @@ class _Remainder:
         images, pending = [], [folder]
         while pending:
             for entry in _entries(pending.pop()):
-                if not _leads_to_folder(entry) or _is_image(entry.name):
+                if not _is_link_to_folder(entry) or _is_image(entry.name):
                     images += [Path(entry.path)] if self._is_used(Path(entry.path)) else []
                 elif is_hidden(entry.name):
                     self._counts["hidden folder(s)"] += 1
@@ -201,14 +201,14 @@ class _Remainder:
     def add_loose(self, entries: Iterable[os.DirEntry[str]]) -> None:
         """Count images and hidden folders next to the class folders: they could be meant as data."""
         for entry in entries:
-            if not _leads_to_folder(entry) and _is_image(entry.name) and not is_hidden(entry.name):
+            if not _is_link_to_folder(entry) and _is_image(entry.name) and not is_hidden(entry.name):
                 self._counts["image(s) in no class folder"] += 1
-            elif _leads_to_folder(entry) and is_hidden(entry.name):
+            elif _is_link_to_folder(entry) and is_hidden(entry.name):
                 self._counts["hidden folder(s)"] += 1
 
     def notes(self) -> list[str]:
         """Return one note with the counts, if any."""
-        return note_of_left_out(+self._counts)
+        return left_out_note(+self._counts)
 
 
 # --- an index ---------------------------------------------------------------------------------------------------------
@@ -216,10 +216,10 @@ class _Remainder:
 
 def _list_index(folder: Path, param: DatasetParam, labelled: bool, known_classes: Sequence[str]) -> Listing:
     assert param.index is not None
-    path, columns = folder / param.index, () if endings_of(param.caption_places) else param.caption_places
+    path, columns = folder / param.index, () if file_endings(param.caption_fields) else param.caption_fields
     if not os.path.lexists(path):
         classes = [path.name for path in class_folders(folder)]
-        cure = nearest(param.index, indices_in(folder))
+        cure = nearest(param.index, find_index_files(folder))
         if classes:
             cure += f'drop "index" from data.json to take the folders there as classes: {first_names(classes)}'
         cure = cure or "write image_path,label lines there"
@@ -243,7 +243,7 @@ def _count_unlisted(folder: Path, listed: set[str]) -> int:
     return count
 
 
-def indices_in(folder: Path) -> list[str]:
+def find_index_files(folder: Path) -> list[str]:
     """Return the names of the CSV and .jsonl files in ``folder`` that could be an index."""
     names = (entry.name for entry in _entries(folder) if entry.name.endswith((".csv", JSONL)))
     return sorted(name for name in names if is_index(folder / name))

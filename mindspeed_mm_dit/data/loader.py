@@ -30,7 +30,7 @@ from mindspeed_mm_dit.errors import PlatformError
 
 ALIGNMENT = 64
 """Arrays begin at multiples of this many bytes, as in memory that NumPy or PyTorch allocates."""
-LONGEST_MESSAGE = 1 << 16
+MAX_MESSAGE_BYTES = 1 << 16
 """Bytes that describe a batch, or an error."""
 REQUEST = b"w"
 THREADS = 4
@@ -68,7 +68,7 @@ def load_batches(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def load_batches_apart(
+def load_batches_in_process(
     samples: BatchSource, sample_indices: Iterable[np.ndarray], num_workers: int, prefetch_batches: int
 ) -> Generator[Batch, None, None]:
     """Do what ``load_batches`` does, for ``num_workers`` > 0, in processes forked from this one at the first batch.
@@ -113,7 +113,7 @@ class _Reader:
     def receive(self) -> Batch | None:
         """Return the next batch, or None after the last one; raise the error of making it, if there was one."""
         try:
-            message, handles, _, _ = socket.recv_fds(self._pipe, LONGEST_MESSAGE, 1)
+            message, handles, _, _ = socket.recv_fds(self._pipe, MAX_MESSAGE_BYTES, 1)
         except ConnectionResetError:
             message, handles = b"", []
         if not message:
@@ -200,4 +200,4 @@ def _pickled(error: BaseException) -> bytes:
         pickle.loads(data)
     except Exception:
         data = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return data if len(data) < LONGEST_MESSAGE else pickle.dumps(RuntimeError(str(error)[:1000]))
+    return data if len(data) < MAX_MESSAGE_BYTES else pickle.dumps(RuntimeError(str(error)[:1000]))

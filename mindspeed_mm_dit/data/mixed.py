@@ -10,8 +10,8 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.data import MixedParam
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.buckets import lines
-from mindspeed_mm_dit.data.sources import Read, Rows, Source, SourceRequest, Visuals, source_of
+from mindspeed_mm_dit.data.buckets import bucket_report
+from mindspeed_mm_dit.data.sources import ReadSamples, Rows, Source, SourceRequest, VisualReader, source_of
 from mindspeed_mm_dit.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ class Origins:
         return [np.flatnonzero(self.source == source) for source in range(len(self.parts))]
 
 
-def parts_of(rows: Rows) -> list[Rows]:
+def rows_by_source(rows: Rows) -> list[Rows]:
     """Return the rows of each source, with their shapes there; rows of a single source are returned unchanged."""
     origins = rows.facts
     if not isinstance(origins, Origins):
@@ -38,23 +38,23 @@ def parts_of(rows: Rows) -> list[Rows]:
     return [part.subset(origins.number[members]) for part, members in zip(origins.parts, origins.members())]
 
 
-def sections(param: SourceParam) -> list[tuple[str, SourceParam]]:
+def source_sections(param: SourceParam) -> list[tuple[str, SourceParam]]:
     """Return the name of each source in data.json and its section; a data set that is not a mix is its only source."""
     if isinstance(param, MixedParam):
         return [(f"dataset_param.sources[{number}]", source) for number, source in enumerate(param.sources)]
     return [("dataset_param", param)]
 
 
-def stopping(rows: Rows, param: SourceParam) -> list[str]:
+def missing_skip_settings(rows: Rows, param: SourceParam) -> list[str]:
     """Return the skip settings to turn on for a run to pass its unusable rows; empty if none are missing."""
     return [
         source.skip_key.replace("dataset_param", where)
-        for (where, source), part in zip(sections(param), parts_of(rows))
+        for (where, source), part in zip(source_sections(param), rows_by_source(rows))
         if part.skipped and not source.skip_bad
     ]
 
 
-def joined(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> Rows:
+def concat_rows(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]) -> Rows:
     """Concatenate the rows of all sources.
 
     Raises:
@@ -101,11 +101,11 @@ def _stacked(columns: list[Any]) -> Any:
 
 
 class MixedReader:
-    """Reads rows of several sources (``Visuals``), each with its source's reader; views have a column per source."""
+    """Reads rows of several sources (``VisualReader``), each by its reader; views have a column per source."""
 
     views = None
 
-    def __init__(self, rows: Rows, readers: Sequence[Visuals], image_names: Iterable[str] = ()) -> None:
+    def __init__(self, rows: Rows, readers: Sequence[VisualReader], image_names: Iterable[str] = ()) -> None:
         """``image_names``: images that come with samples; a sample without them uses its first and last frame."""
         self._source, self._readers, self._image_names = rows.facts.source, readers, tuple(image_names)
         self._members = rows.facts.members()
@@ -118,7 +118,7 @@ class MixedReader:
         """Return the view of each sample in each source, (B, sources)."""
         return np.stack([reader.views_at(seed, sample_indices) for reader in self._readers], 1)
 
-    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+    def read(self, rows: np.ndarray, views: np.ndarray) -> ReadSamples:
         """Return the pixels of ``rows`` (B,), all of one shape; as videos if any source has videos."""
         pixels: list[Any] = [None] * len(rows)
         named_images: dict[str, list[Any]] = {name: [None] * len(rows) for name in self._image_names}
@@ -135,13 +135,13 @@ class MixedReader:
                 for position, image in zip(positions.tolist(), read.arrays.get(name, frames)):
                     images[position] = image
         arrays = {name: np.stack(images) for name, images in named_images.items()}
-        return Read({"pixels": np.stack(pixels), **arrays}, row_indices)
+        return ReadSamples({"pixels": np.stack(pixels), **arrays}, row_indices)
 
 
 def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
     """Return the lines a run prints about its buckets, per source if there are several."""
-    parts = [part for part in parts_of(rows) if part.shapes is not None]
-    bucket_lines = [lines(part.shapes[part.entries], param.bucket_group) for part in parts]  # type: ignore[index]
+    parts = [part for part in rows_by_source(rows) if part.shapes is not None]
+    bucket_lines = [bucket_report(part.shapes[part.entries], param.bucket_group) for part in parts]  # type: ignore[index]
     if not isinstance(param, MixedParam):
         return [line for source_lines in bucket_lines for line in source_lines]
     return [
@@ -152,11 +152,11 @@ def mixed_lines(rows: Rows, param: SourceParam) -> list[str]:
 
 def _open(param: MixedParam, request: SourceRequest) -> Rows:
     parts = [source_of(source).open(source, request) for source in param.sources]
-    return joined(param, request.items or param.items, parts)
+    return concat_rows(param, request.items or param.items, parts)
 
 
 def _reader(rows: Rows, param: MixedParam, channels: int) -> MixedReader:
-    pairs = zip(param.sources, parts_of(rows))
+    pairs = zip(param.sources, rows_by_source(rows))
     readers = [source_of(source).visuals(part, source, channels) for source, part in pairs]
     return MixedReader(rows, readers, param.extra_images)
 

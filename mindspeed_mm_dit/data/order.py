@@ -18,7 +18,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.data import MixedParam
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.mixed import parts_of
+from mindspeed_mm_dit.data.mixed import rows_by_source
 from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -64,7 +64,7 @@ def timesteps(seed: int, sample_indices: np.ndarray, num_train_timesteps: int) -
     )
 
 
-def evenly_spread(numbers: np.ndarray) -> np.ndarray:
+def van_der_corput(numbers: np.ndarray) -> np.ndarray:
     """Return the points ``numbers`` (B,) of the van der Corput sequence, which fills [0, 1) evenly, (B,) float64.
 
     Any 2**k consecutive points that begin at a multiple of 2**k put one point into each 2**k-th part of [0, 1) (van der
@@ -92,7 +92,7 @@ def uniforms(seed: int, stream: Stream, sample_indices: np.ndarray, block: int =
     return np.array([generator(seed, stream, p, block).random() for p in sample_indices.tolist()])
 
 
-def coins(seed: int, stream: Stream, sample_indices: np.ndarray, probability: float, block: int = 0) -> np.ndarray:
+def bernoulli(seed: int, stream: Stream, sample_indices: np.ndarray, probability: float, block: int = 0) -> np.ndarray:
     """Return draws that are True with ``probability``, (B,) bool."""
     if probability == 0:
         return np.zeros(len(sample_indices), bool)
@@ -341,7 +341,7 @@ def order_of(rows: Rows, param: SourceParam, seed: int, shuffle: bool, held_out:
         return SampleOrder(len(rows), seed, shuffle)
     costs = rows.shapes.prod(1)
     if isinstance(param, MixedParam) and not held_out:
-        orders = [order_of(part, source, seed, shuffle) for part, source in zip(parts_of(rows), param.sources)]
+        orders = [order_of(part, source, seed, shuffle) for part, source in zip(rows_by_source(rows), param.sources)]
         return MixedOrder(rows.facts.members(), orders, param.bucket_group, param.weights, seed, shuffle, costs)
     buckets = np.unique(rows.shapes, axis=0, return_inverse=True)[1].reshape(-1)
     return BucketOrder(buckets, param.bucket_group, seed, shuffle, held_out, costs)

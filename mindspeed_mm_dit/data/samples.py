@@ -10,10 +10,10 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.data.cache import Cache, CachedVisuals
+from mindspeed_mm_dit.data.cache import Cache, CachedVisualReader
 from mindspeed_mm_dit.data.conditions import ConditionBatch, ConditionCollator, kind_of
 from mindspeed_mm_dit.data.order import Order, Stream, normals, order_of
-from mindspeed_mm_dit.data.sources import Rows, Visuals, source_of
+from mindspeed_mm_dit.data.sources import Rows, VisualReader, source_of
 
 Batch = dict[str, np.ndarray]
 Draw = Callable[[int, np.ndarray, tuple[int, ...]], Batch]
@@ -24,7 +24,7 @@ Draw = Callable[[int, np.ndarray, tuple[int, ...]], Batch]
 class SampleReader:
     """The samples of a run, by sample index; safe to call from several threads."""
 
-    visuals: Visuals
+    visuals: VisualReader
     """Reads images or videos, or their latents."""
     collators: Sequence[ConditionCollator]
     """Makes the arrays of each condition."""
@@ -63,7 +63,7 @@ class SampleReader:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedDataset:
     """The rows of a data.json, checked against model.json, with their tokenizers and cache."""
 
     model: ModelConfig
@@ -100,13 +100,13 @@ class Opened:
             return [""]
         return list(dict.fromkeys(captions[0] for captions in self.rows.captions))
 
-    def visuals(self, rows: Rows) -> Visuals:
+    def visuals(self, rows: Rows) -> VisualReader:
         """Return the reader of the images or videos of ``rows``, or of their latents."""
         file_reader = source_of(self.param).visuals(rows, self.param, self.model.ae.channels)
         if self.cache is None:
             return file_reader
         others = (*self.model.feature_shapes, *self.model.predictor.conditions.cached_names(self.param.extra_images))
-        return CachedVisuals(self.cache, rows, file_reader, self.model.ae.samples_posterior, others)
+        return CachedVisualReader(self.cache, rows, file_reader, self.model.ae.samples_posterior, others)
 
     def collators(self, rows: Rows, seed: int) -> list[ConditionCollator]:
         """Return the collator of each of the predictor's conditions."""

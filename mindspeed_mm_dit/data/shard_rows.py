@@ -22,17 +22,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, check_unfolded, reason_of
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, check_unfolded, error_text
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.data.captions import (
     ImageCaptions,
     check_size,
-    endings_of,
+    file_endings,
     merge_captions,
     parse_caption_file,
     parse_captions,
 )
-from mindspeed_mm_dit.data.labels import composed
+from mindspeed_mm_dit.data.labels import normalize_names
 from mindspeed_mm_dit.data.transforms import readable_formats
 from mindspeed_mm_dit.errors import DataError, UserError, nearest, not_installed
 
@@ -40,7 +40,7 @@ IMAGE_COLUMNS = ("image", "img")
 CACHE_BYTES = 256 * 2**20
 """Row groups of up to this many bytes in all stay in memory; a row is only ever read with its whole group."""
 LABEL = ".cls"
-MOST_LABEL_BYTES = 1000
+MAX_LABEL_BYTES = 1000
 READ_BYTES = 1 << 15
 """Buffer size: enough for several headers of small images, little compared with large images."""
 
@@ -54,7 +54,7 @@ class ShardQuery(NamedTuple):
     """Columns of the captions, or endings of their files."""
 
 
-class Scanned(NamedTuple):
+class ShardContents(NamedTuple):
     """The rows of a shard."""
 
     labels: Sequence[str]
@@ -74,7 +74,7 @@ class Scanned(NamedTuple):
 # --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
-def scan_parquet(path: Path, query: ShardQuery) -> Scanned:
+def scan_parquet(path: Path, query: ShardQuery) -> ShardContents:
     """Return labels, captions and positions (row group, row in it) of the rows of a file. No image is read.
 
     Raises:
@@ -96,13 +96,13 @@ def scan_parquet(path: Path, query: ShardQuery) -> Scanned:
             merge_captions([parse_captions(*pair) for pair in zip(values, query.captions)], query.captions)
             for values in zip(*columns)
         ]
-        return Scanned(labels or [""] * len(where), where, names, read_bytes=largest, captions=captions)
+        return ShardContents(labels or [""] * len(where), where, names, read_bytes=largest, captions=captions)
     except UserError:
         raise
     except UnusableFile as problem:
         raise DataError(str(path), str(problem), "fetch it again, or write it with smaller row groups") from None
     except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
-        reason = " ".join(reason_of(error).split())
+        reason = " ".join(error_text(error).split())
         raise DataError(str(path), f"is not a complete Parquet file: {reason}", "fetch it again") from None
 
 
@@ -128,7 +128,7 @@ def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
         listed = names if isinstance(names, list) else [names[str(number)] for number in range(len(names))]
     except (KeyError, TypeError, ValueError):
         return ()
-    class_names = composed(map(str, listed))
+    class_names = normalize_names(map(str, listed))
     if twice := next((name for name, count in Counter(class_names).items() if count > 1), None):
         where = f"{path}: column {label_column}"
         raise DataError(where, f"lists the class {twice!r} twice", "give each class another name")
@@ -154,7 +154,7 @@ def _text_bytes(chunk: Any) -> int:
     return int(compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0)
 
 
-def columns_of_texts(path: Path) -> list[str]:
+def text_columns(path: Path) -> list[str]:
     """Return the columns of texts or of lists of texts."""
     from pyarrow import types
 
@@ -178,7 +178,7 @@ class ParquetReader:
         try:
             image = self._group(path, group)[row].as_py()
         except (OSError, ValueError, IndexError) as error:  # pyarrow's errors are of these
-            raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+            raise UnusableFile(f"cannot be read: {error_text(error)}") from None
         if not image:
             raise UnusableFile("holds no bytes of an image")
         return bytes(image)
@@ -215,7 +215,7 @@ def _open(path: Path) -> Any:
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY" and ".list." not in leaf.path]
         return ParquetFile(path, metadata=metadata, read_dictionary=texts)  # (repeated texts take no more memory)
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise DataError(str(path), f"is not a Parquet file: {reason_of(error)}", "fetch it again") from None
+        raise DataError(str(path), f"is not a Parquet file: {error_text(error)}", "fetch it again") from None
 
 
 def _image_column(path: Path, schema: Any) -> str:
@@ -239,7 +239,7 @@ def _image_column(path: Path, schema: Any) -> str:
 # --- tar --------------------------------------------------------------------------------------------------------------
 
 
-def scan_tar(path: Path, query: ShardQuery) -> Scanned:
+def scan_tar(path: Path, query: ShardQuery) -> ShardContents:
     """Return labels, captions and positions (offset, bytes) of the samples of a file. No image is read.
 
     Raises:
@@ -250,7 +250,7 @@ def scan_tar(path: Path, query: ShardQuery) -> Scanned:
     captions: list[ImageCaptions] = []
     left_out: Counter[str] = Counter()
     needed = {LABEL} if query.label else set()
-    used = needed | {ending.lower() for ending in endings_of(query.captions)}
+    used = needed | {ending.lower() for ending in file_endings(query.captions)}
     try:
         check_file(path)
         with open(path, "rb", READ_BYTES) as file:
@@ -266,8 +266,8 @@ def scan_tar(path: Path, query: ShardQuery) -> Scanned:
                 left_out["image(s) after the first of a sample"] += len(images) - 1
                 left_out.update(set(sample) - used - set(images))
     except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
-        raise DataError(str(path), f"is not a complete tar file: {reason_of(error)}", "fetch it again") from None
-    return Scanned(labels, np.array(where, np.int64).reshape(-1, 2), left_out=+left_out, captions=captions)
+        raise DataError(str(path), f"is not a complete tar file: {error_text(error)}", "fetch it again") from None
+    return ShardContents(labels, np.array(where, np.int64).reshape(-1, 2), left_out=+left_out, captions=captions)
 
 
 class TarReader:
@@ -280,7 +280,7 @@ class TarReader:
             with open(path, "rb") as file:
                 content = os.pread(file.fileno(), size, offset)
         except OSError as error:
-            raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+            raise UnusableFile(f"cannot be read: {error_text(error)}") from None
         if len(content) < size:
             raise UnusableFile(f"is cut short: {path.name} ends within it")
         return content
@@ -338,13 +338,13 @@ def _samples(
 
 def _label(path: Path, file: BinaryIO, member: tarfile.TarInfo) -> str:
     file.seek(member.offset_data)
-    content = file.read(min(member.size, MOST_LABEL_BYTES + 1))
+    content = file.read(min(member.size, MAX_LABEL_BYTES + 1))
     with suppress(UnicodeDecodeError):
         label = content.decode("utf-8-sig").strip()
-        if len(content) <= MOST_LABEL_BYTES and label and not set(label) & set("\n\r\0"):
+        if len(content) <= MAX_LABEL_BYTES and label and not set(label) & set("\n\r\0"):
             return label
     cure = "write a number or a name, in one line"
-    raise DataError(f"{path}: {member.name}", f"holds {short_repr(content)}, which is not a label", cure)
+    raise DataError(f"{path}: {member.name}", f"holds {shorten_repr(content)}, which is not a label", cure)
 
 
 def _captions_of(

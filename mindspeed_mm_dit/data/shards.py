@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, no_folder, replace_file
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, not_a_folder_reason, replace_file
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data.captions import ImageCaptions
-from mindspeed_mm_dit.data.labels import Labels, labels_of
-from mindspeed_mm_dit.data.shard_rows import ParquetReader, Scanned, ShardQuery, TarReader, scan_parquet, scan_tar
-from mindspeed_mm_dit.data.sources import note_of_left_out
+from mindspeed_mm_dit.data.labels import Labels, parse_labels
+from mindspeed_mm_dit.data.shard_rows import ParquetReader, ShardContents, ShardQuery, TarReader, scan_parquet, scan_tar
+from mindspeed_mm_dit.data.sources import left_out_note
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.terminal import progress
 
@@ -30,7 +30,7 @@ INDEX = ".mm_dit_index.npz"
 VERSION = 4
 """Version of INDEX; an index of another version is rebuilt."""
 
-MUCH_TO_READ = 64 * 2**20
+SLOW_SCAN_BYTES = 64 * 2**20
 """A run warns if more bytes than this are read for one image."""
 
 _SPLIT = re.compile(r"(train|training|val|valid|validation|test)(?![a-z])")
@@ -47,7 +47,7 @@ class ShardFormat(NamedTuple):
     """A file format of shards."""
 
     suffix: str
-    scan: Callable[[Path, ShardQuery], Scanned]
+    scan: Callable[[Path, ShardQuery], ShardContents]
     reader: Callable[[], ShardImageReader]
 
 
@@ -119,7 +119,7 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
     folder, form = Path(param.data_folder), KINDS[param.dataset_type]
     what, files = f"dataset_param.data_folder = {folder}", _files_of(folder, form, param)
     facts = [(str(file.relative_to(folder)), _size_of(file), os.stat(file).st_mtime_ns) for file in files]
-    query = ShardQuery(param.label_column if labelled else None, param.caption_places)
+    query = ShardQuery(param.label_column if labelled else None, param.caption_fields)
     fingerprint = json.dumps([VERSION, param.dataset_type, query.label, facts, *query.captions])
     index_path, notes = folder / (f".mm_dit_index-{param.split}.npz" if param.split else INDEX), list[str]()
     index = _read_index(index_path, fingerprint, notes)
@@ -130,9 +130,9 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
         except DataError:
             notes.append(f"note: {index_path} cannot be written: every run scans the shards again")
     facts_of_rows, where, starts = json.loads(index["facts"].tobytes()), index["where"], index["starts"]
-    left_out = note_of_left_out(Counter(facts_of_rows["left_out"]))
+    left_out = left_out_note(Counter(facts_of_rows["left_out"]))
     notes += left_out
-    if facts_of_rows["read_bytes"] > MUCH_TO_READ:
+    if facts_of_rows["read_bytes"] > SLOW_SCAN_BYTES:
         mebibytes = facts_of_rows["read_bytes"] / 2**20
         notes.append(
             f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each "
@@ -145,7 +145,7 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
     if labelled:
         words, stated, numbers = facts_of_rows["words"], facts_of_rows["stated"], index["labels"]
         first_row = lambda word: rows[int((numbers == word).argmax())]  # noqa: E731
-        labels = labels_of(words, str(folder), first_row, stated, known_classes)
+        labels = parse_labels(words, str(folder), first_row, stated, known_classes)
         labels = labels._replace(numbers=labels.numbers[numbers])
     captions, names = facts_of_rows["captions"], json.dumps([fact[:2] for fact in facts])
     content = names.encode() + labels.numbers.tobytes() + (json.dumps(captions).encode() if query.captions else b"")
@@ -157,7 +157,7 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
 def _files_of(folder: Path, form: ShardFormat, param: DatasetParam) -> list[Path]:
     what = f"dataset_param.data_folder = {folder}"
     if not is_folder(folder):
-        raise DataError(what, no_folder(folder), "correct the path in data.json")
+        raise DataError(what, not_a_folder_reason(folder), "correct the path in data.json")
     chosen = shard_files(folder, param)
     if not chosen:
         begin = f", and whose names begin with {param.split!r}" if param.split else ""

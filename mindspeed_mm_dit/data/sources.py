@@ -93,7 +93,7 @@ def _chosen(column: Any, rows: np.ndarray) -> Any:
     return column.subset(rows) if hasattr(column, "subset") else tuple(column[row] for row in rows.tolist())
 
 
-class Read(NamedTuple):
+class ReadSamples(NamedTuple):
     """The arrays that were read for some rows."""
 
     arrays: dict[str, np.ndarray]
@@ -102,7 +102,7 @@ class Read(NamedTuple):
     """(B,) int64: the rows that were read; they include replacements of rows that cannot be read."""
 
 
-class Visuals(Protocol):
+class VisualReader(Protocol):
     """Reads the images or videos of some rows; called from several threads.
 
     A row can be read in several views: an image plain or mirrored, a clip from different first frames.
@@ -115,7 +115,7 @@ class Visuals(Protocol):
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         """Return the view for each of ``sample_indices`` (B,), as (B,); it depends only on these and the seed."""
 
-    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
+    def read(self, rows: np.ndarray, views: np.ndarray) -> ReadSamples:
         """Read ``rows`` (B,) int64 in ``views`` (B,)."""
 
 
@@ -145,7 +145,7 @@ class Source:
     """Class of section ``dataset_param`` (``SourceParam``)."""
     open: Callable[[Any, SourceRequest], Rows]
     """(section, request) -> the rows, every one checked; raises DataError."""
-    visuals: Callable[[Rows, Any, int], Visuals]
+    visuals: Callable[[Rows, Any, int], VisualReader]
     """(rows, section, channels of an image or a frame) -> the reader of their pixels."""
     provide: Callable[[Any], None] = lambda param: None
     """Writes the built-in data that the section names, with files that model.json may name, unless they exist."""
@@ -167,7 +167,7 @@ def source_of(param: Any) -> Source:
     return SOURCES[param.dataset_type]
 
 
-def note_of_left_out(counts: Counter[str]) -> list[str]:
+def left_out_note(counts: Counter[str]) -> list[str]:
     """Return a note with how many of each kind are left out, the most first; empty if nothing is."""
     by_count = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     kinds = [f"{count:,} {kind}" for kind, count in by_count]
@@ -181,7 +181,7 @@ def first_names(names: Sequence[str], most: int = PROBLEMS_SHOWN) -> str:
     return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
 
 
-def in_threads(
+def map_in_threads(
     work: Callable[[In], Out], items: Sequence[In], what: str = "", unit: str = "file", per_task: int = FILES_PER_TASK
 ) -> Iterator[Out]:
     """Yield ``work(item)`` for each item, in order; with a progress bar called ``what`` if that takes long."""

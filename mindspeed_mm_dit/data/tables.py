@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
-from mindspeed_mm_dit.configs.limits import short_repr
-from mindspeed_mm_dit.data.captions import ImageCaptions, texts_of
-from mindspeed_mm_dit.data.labels import composed, labels_of
+from mindspeed_mm_dit.configs.limits import shorten_repr
+from mindspeed_mm_dit.data.captions import ImageCaptions, as_text_list
+from mindspeed_mm_dit.data.labels import normalize_names, parse_labels
 from mindspeed_mm_dit.errors import DataError
 
 IMAGE, LABEL = "image_path", "label"
@@ -30,7 +30,7 @@ IMAGE_NAMES = (IMAGE, "file_name", "file", "image")
 """Possible names of the image column in an index of captions."""
 
 JSONL = ".jsonl"
-MOST_OF_A_LINE = 1 << 20
+MAX_LINE_LETTERS = 1 << 20
 _DELIMITERS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _SPACE = re.compile(r"[ \t\r\n]*")
 _PAIR_IN_BRACES = re.compile(r"\{\s*\d+\s*,\s*\d+\s*\}")
@@ -87,7 +87,7 @@ def read_table(
     if not any(row.label for row in rows):
         return Listing([(row.image, 0) for row in rows], (), captions=image_captions)
     words, location = [row.label for row in rows], lambda number: f"{path}: line {rows[number].line}"
-    labels = labels_of(words, str(path), location, known_classes=known_classes)
+    labels = parse_labels(words, str(path), location, known_classes=known_classes)
     numbered = list(zip((row.image for row in rows), labels.numbers.tolist()))
     return Listing(numbered, labels.classes, labels.notes, image_captions)
 
@@ -134,11 +134,11 @@ def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...
             raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
         if "\n" in value or "\r" in value:
             raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
-    texts = tuple(text for column in captions for text in texts_of(row.get(column)) or () if text.strip())
+    texts = tuple(text for column in captions for text in as_text_list(row.get(column)) or () if text.strip())
     if (path := path_inside(image)) is None:
         cure = "paths are relative to it: name a file inside it, or set data_folder to the folder of all images"
         raise DataError(f"{where}: {image}", "leaves dataset_param.data_folder", cure)
-    return Row(line, path, composed([label.strip()])[0], texts)
+    return Row(line, path, normalize_names([label.strip()])[0], texts)
 
 
 def path_inside(path: str) -> str | None:
@@ -161,15 +161,15 @@ def _check_labels_agree(path: Path, rows: list[Row]) -> None:
 
 def is_index(path: Path) -> bool:
     """Return whether a file begins like an index."""
-    return {IMAGE, LABEL} <= set(columns_of(path))
+    return {IMAGE, LABEL} <= set(read_columns(path))
 
 
-def columns_of(path: Path) -> list[str]:
+def read_columns(path: Path) -> list[str]:
     """Return the columns that the first line of a CSV or .jsonl names; none if it is not such a file."""
     with suppress(UnusableFile, OSError, ValueError, RecursionError, csv.Error):
         check_file(path)
         with open(path, encoding="utf-8-sig", newline="") as file:
-            line = file.readline(MOST_OF_A_LINE)
+            line = file.readline(MAX_LINE_LETTERS)
         if path.suffix.lower() == JSONL:
             return list(_record(line))
         return [name.strip() for name in next(csv.reader([line], skipinitialspace=True), [])]
@@ -250,7 +250,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key {short_repr(twice)} occurs twice in one object")
+        raise ValueError(f"the key {shorten_repr(twice)} occurs twice in one object")
     return content
 
 

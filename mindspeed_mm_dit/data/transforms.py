@@ -15,9 +15,9 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngStream
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, error_text
 from mindspeed_mm_dit.configs.source import ColorProfiles, Size
-from mindspeed_mm_dit.data.colours import find_profile, in_srgb
+from mindspeed_mm_dit.data.colours import convert_to_srgb, find_profile
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -76,7 +76,7 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
     source = io.BytesIO(path) if isinstance(path, bytes) else path
     try:
         with Image.open(source, formats=list(dict.fromkeys(readable_formats().values()))) as image:
-            _check_form(image, *sides(size))
+            _check_form(image, *height_and_width(size))
             find_profile(image)
             _read_late_chunks(image)
             _scale_transparent_color(image)
@@ -88,12 +88,12 @@ def open_image(path: str | Path | bytes, size: int | Size) -> Iterator[Image.Ima
     except Image.DecompressionBombError as error:
         raise UnusableFile(f"cannot be decoded: {error} Scale it down") from None
     except PermissionError as error:
-        raise UnusableFile(f"cannot be read: {reason_of(error)}") from None
+        raise UnusableFile(f"cannot be read: {error_text(error)}") from None
     except Exception as error:  # a decoder can raise anything on damaged bytes
-        raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
+        raise UnusableFile(f"cannot be decoded: {error_text(error)}") from error
 
 
-def sides(size: int | Size) -> Size:
+def height_and_width(size: int | Size) -> Size:
     """Return (H, W) of a size that may be the side of a square."""
     return (size, size) if isinstance(size, int) else size
 
@@ -104,7 +104,7 @@ def _check_form(image: Image.Image, height: int, width: int) -> None:
     if max(height, width) ** 2 * longer >= MAX_SCALED_PIXELS * shorter:
         size = f"image_size {height}" if height == width else f"a shape of {height} x {width}"
         raise UnusableFile(f"is too narrow for {size}: {image.width} x {image.height} pixels")
-    if image.mode == "F" or (image.mode == "I" and not _is_of_16_bits(image)):
+    if image.mode == "F" or (image.mode == "I" and not _has_16_bits(image)):
         raise UnusableFile("has 32 bits a pixel, which do not define where white is: save it with 8 or 16")
 
 
@@ -146,7 +146,7 @@ def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
 
     The image is halved with a box filter while it is at least twice the target, then scaled bicubically.
     """
-    height, width = sides(size)
+    height, width = height_and_width(size)
     if image.size == (width, height):
         return image
     while image.width >= 2 * width and image.height >= 2 * height:
@@ -159,23 +159,25 @@ def center_crop(image: Image.Image, size: int | Size) -> Image.Image:
 
 def _plain(image: Image.Image, channels: int, color_profiles: ColorProfiles) -> Image.Image:
     """Return an image upright, with 8 bits a channel, in grey (1 channel) or RGB (3)."""
-    image = of_8_bits(image)
+    image = to_8_bits(image)
     with suppress(Exception):  # damaged EXIF data can raise anything, but the image may be intact
         image = ImageOps.exif_transpose(image) if image.getexif().get(ExifTags.Base.Orientation, 1) != 1 else image
     opacity = opacity_of(image)
-    return flatten((in_srgb(image) if color_profiles == "convert" else image).convert(_MODES[channels]), opacity)
+    return flatten(
+        (convert_to_srgb(image) if color_profiles == "convert" else image).convert(_MODES[channels]), opacity
+    )
 
 
 # --- 16 bits a channel ------------------------------------------------------------------------------------------------
 
 
-def _is_of_16_bits(image: Image.Image) -> bool:
+def _has_16_bits(image: Image.Image) -> bool:
     return image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
 
 
-def of_8_bits(image: Image.Image) -> Image.Image:
+def to_8_bits(image: Image.Image) -> Image.Image:
     """Scale 16-bit grey to 8 bits; Pillow's own conversion would clip it to white."""
-    if not _is_of_16_bits(image):
+    if not _has_16_bits(image):
         return image
     levels = np.asarray(image).astype(np.uint32)
     scaled = Image.fromarray(((levels + 128) // 257).astype(np.uint8))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, error_text
 from mindspeed_mm_dit.configs.images import Display
 from mindspeed_mm_dit.configs.source import Size
 from mindspeed_mm_dit.data.transforms import BACKGROUND, MAX_SCALED_PIXELS, flattened_frame
@@ -70,7 +70,7 @@ def pyav() -> ModuleType:
     return av
 
 
-def look_at_video(path: str | Path, decode: bool, display: Display = "shown") -> VideoFacts:
+def read_video_facts(path: str | Path, decode: bool, display: Display = "shown") -> VideoFacts:
     """Return the facts of a video. Decodes its first frame, or all with ``decode``. Raises UnusableFile."""
     with _opened(path) as (container, stream):
         fps = float(stream.average_rate) if stream.average_rate else None
@@ -146,11 +146,11 @@ def _opened(path: str | Path) -> Iterator[tuple[Any, Any]]:
         raise UnusableFile("is empty")
     try:
         with _container(path) as container:
-            yield container, _film_of(container, path)
+            yield container, _video_stream(container, path)
     except UnusableFile:
         raise
     except Exception as error:  # a decoder can raise anything on damaged bytes
-        raise UnusableFile(f"cannot be decoded: {reason_of(error)}") from error
+        raise UnusableFile(f"cannot be decoded: {error_text(error)}") from error
 
 
 def _container(path: str | Path) -> Any:
@@ -160,7 +160,7 @@ def _container(path: str | Path) -> Any:
     return av.open(str(path), **tolerant)
 
 
-def _film_of(container: Any, path: str | Path) -> Any:
+def _video_stream(container: Any, path: str | Path) -> Any:
     """Return the first video stream that is no cover or still, one marked as default before others.
 
     Raises UnusableFile.

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.framework.contract import importing
+from mindspeed_mm_dit.framework.contract import fast_imports
 
 if TYPE_CHECKING:
     from mindspeed_mm_dit.framework.pytorch import nn, ops, optim, runtime
@@ -53,7 +53,7 @@ def activate(name: str) -> None:
         raise PlatformError(f"--ai-framework = {name}", f"must be one of {', '.join(FRAMEWORKS)}")
     _check_version(*_OLDEST[name], name)
     try:
-        with importing():
+        with fast_imports():
             importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
         raise PlatformError(

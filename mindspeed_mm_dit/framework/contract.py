@@ -27,7 +27,7 @@ NN = {
     "parameter": "(shape, init=ZEROS, trained=True, matrices=0) -> a parameter, float32; its values come later, "
     "unless it is not trained and its init is a function",
     "set_constant": "(module, name, shape, () -> array): a tensor of the module that is neither saved nor trained",
-    "untrained": "(module): its parameters are saved and not trained: nothing of the output depends on them",
+    "freeze_parameters": "(module): its parameters are saved and not trained: nothing of the output depends on them",
 }
 
 OPS = {
@@ -76,13 +76,13 @@ OPS = {
 
 RUNTIME = {
     "initialize": "(backend | None, micro, global batch, ranks that share a sample): join the group, choose the device",
-    "SHARES_SEQUENCES": "whether several ranks can share the tokens of a sample",
+    "HAS_CONTEXT_PARALLEL": "whether several ranks can share the tokens of a sample",
     "check_backend": "(name | None): raise an error that names a backend the device does not have",
     "shutdown": "(): leave the process group",
     "device_type": "() -> 'cpu', 'cuda' or 'npu'",
     "device_name": "() -> description for the log",
     "device_memory_bytes": "() -> bytes of this process's device, of the machine on a CPU; None if unknown",
-    "WAYS_TO_BF16": "how a training step may compute in bfloat16: some of configs.precision.ComputeMode",
+    "BF16_MODES": "how a training step may compute in bfloat16: some of configs.precision.ComputeMode",
     "rank": "() -> rank of this process",
     "world_size": "() -> number of processes",
     "data_rank": "() -> which samples of a batch are this rank's; ranks that share samples have the same",
@@ -92,17 +92,17 @@ RUNTIME = {
     "mean_over_hosts": "(array) -> array, float32: its mean over all ranks, without waiting for the device",
     "read_later": "(list of scalar tensors) -> a PendingRead: their values, without waiting for them now",
     "num_microbatches": "() -> micro-batches of one optimizer step on this rank",
-    "any_rank": "(bool) -> bool: true if it is true on any rank",
-    "each_on_any_rank": "(list of bool) -> list of bool: each true if it is true on any rank, in one exchange",
+    "any_over_ranks": "(bool) -> bool: true if it is true on any rank",
+    "each_any_over_ranks": "(list of bool) -> list of bool: each true if it is true on any rank, in one exchange",
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",
     "shapes": "(module) -> {name: shape} of its parameters",
-    "shapes_alone": "() -> context in which tensors have shapes and no values; None if there is no such context",
+    "meta_device_context": "() -> context in which tensors have shapes and no values; None if there is no such context",
     "to_runtime_device": "(module) -> the module on the device",
     "freeze": "(module, 'fp32' | 'bf16' = 'fp32') -> the module on the device in that precision, frozen",
     "low_precision": "(bool) -> context in which, if true, matrix products run in bfloat16",
-    "SAMPLES_IN_BF16": "whether low_precision and bf16_products work; if not, they raise an error that names the flag",
-    "bf16_products": "(module) -> the module, weights of its linear and convolutional layers in bfloat16, or an error",
+    "CAN_SAMPLE_IN_BF16": "whether low_precision and cast_products_to_bf16 work; if not, they raise with the flag",
+    "cast_products_to_bf16": "(module) -> the module, linear and convolutional weights in bfloat16, or an error",
     "allow_tf32": "(bool): whether float32 products may round their inputs to TensorFloat-32, or raise an error",
     "free_memory": "(): release the device's unused memory",
     "Profile": "(path): records what is computed from now on; stop() writes the trace there and returns its path",
@@ -118,18 +118,18 @@ OPTIM = {
 }
 
 
-class _Later(ModuleType):
+class _LazyModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def later(name: str) -> Any:
+def lazy_module(name: str) -> Any:
     """Return a stand-in for the module ``name``, which is imported when it is first used."""
-    return _Later(name)
+    return _LazyModule(name)
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def fast_imports() -> Iterator[None]:
     """Import in this block without garbage collection (a third faster), and exempt what is imported from it."""
     was_enabled = gc.isenabled()
     gc.disable()

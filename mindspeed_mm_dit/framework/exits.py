@@ -57,14 +57,14 @@ _PREFIXES = (
 )
 
 
-def launched_alone() -> None:
+def set_single_process_variables() -> None:
     """Set torchrun's variables for a single process, unless a launcher has set them."""
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in alone.items():
         os.environ.setdefault(name, value)
 
 
-def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+def without_launch_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of torchrun and msrun."""
     return {name: value for name, value in environment.items() if not name.startswith(_PREFIXES)}
 
@@ -101,7 +101,7 @@ def end_with_launcher(environment: Mapping[str, str]) -> None:
     otherwise may outlive its parent.
     """
     launcher = os.getppid()
-    under_msrun = environment.get("MS_ROLE") == "MS_WORKER" and _joins(launcher)
+    under_msrun = environment.get("MS_ROLE") == "MS_WORKER" and _is_waiting_msrun(launcher)
     if not under_msrun and "TORCHELASTIC_RUN_ID" not in environment:
         return
     die_with_parent(signal.SIGTERM)
@@ -134,7 +134,7 @@ def children(parent: int) -> set[int]:
     return pids
 
 
-def _joins(pid: int) -> bool:
+def _is_waiting_msrun(pid: int) -> bool:
     """Return whether process ``pid`` is an msrun that waits for its workers."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -162,7 +162,7 @@ process_files = ExitStack()
 atexit.register(process_files.close)
 
 
-def written(name: str, text: str) -> Path:
+def write_temporary_file(name: str, text: str) -> Path:
     """Write ``text`` to a file in a new temporary folder, and return its path."""
     folder = process_files.enter_context(tempfile.TemporaryDirectory(prefix="mindspeed_mm_dit_"))
     path = Path(folder) / name
@@ -170,7 +170,7 @@ def written(name: str, text: str) -> Path:
     return path
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process at once, without waiting for its threads."""
     process_files.close()
     os._exit(code)
@@ -191,7 +191,7 @@ def end(error: UserError, collective_error: bool = False) -> NoReturn:
         time.sleep(SECONDS_TO_REPORT)
     with suppress(OSError):  # the reader of our output is gone
         sys.stdout.flush()
-    leave(USER_ERROR)
+    exit_now(USER_ERROR)
 
 
 def report_error(error: UserError) -> None:
@@ -224,25 +224,25 @@ def collective_error() -> Iterator[None]:
 
 def exit_on_sigint() -> None:
     """From now on, let Ctrl-C end this process with code 130, and print a line if it reports for all ranks."""
-    _on_ctrl_c(_end)
+    _set_sigint_handler(_end)
 
 
 def raise_when_interrupted() -> None:
     """From now on, let Ctrl-C raise KeyboardInterrupt, as Python does."""
-    _on_ctrl_c(signal.default_int_handler)
+    _set_sigint_handler(signal.default_int_handler)
 
 
 def raise_outside_imports() -> None:
     """From now on, let Ctrl-C raise KeyboardInterrupt, or end this process at once while it imports a module."""
-    _on_ctrl_c(_end_imports)
+    _set_sigint_handler(_end_imports)
 
 
-def hold_ctrl_c() -> None:
+def defer_sigint() -> None:
     """Let Ctrl-C wait, also in the program that this process becomes, until a function above sets what it does."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def _on_ctrl_c(handler: Callable[[int, FrameType | None], object]) -> None:
+def _set_sigint_handler(handler: Callable[[int, FrameType | None], object]) -> None:
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a job in the background: a shell's Ctrl-C is not for it
         signal.signal(signal.SIGINT, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -262,11 +262,11 @@ def _end(number: int, frame: FrameType | None) -> None:
         os.write(2, b"interrupted\n")
     with suppress(Exception):  # the signal may have come in the middle of a print
         sys.stdout.flush()
-    leave(128 + number)
+    exit_now(128 + number)
 
 
 @contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
+def exits_on_sigint() -> Iterator[None]:
     """In this context Ctrl-C ends the process silently, even in native code that no Python handler interrupts.
 
     Nothing changes outside the main thread, which alone may set signal handlers, or if Ctrl-C is ignored.

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.safetensors_file import STORED, widened
+from mindspeed_mm_dit.framework.safetensors_file import STORED, widen
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def _text(data: np.ndarray) -> str:
 def _join(cut: list[_Entry]) -> np.ndarray:
     dims, kind, content = cut[0] if len(cut) == 1 else (*cut[0][:2], np.concatenate([part[2] for part in cut]))
     array = content.view(_DTYPES[kind])
-    return np.require((widened(array, "bfloat16") if kind == "BFloat16" else array).reshape(dims), requirements="A")
+    return np.require((widen(array, "bfloat16") if kind == "BFloat16" else array).reshape(dims), requirements="A")
 
 
 def write_mindspore_file(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -65,10 +65,10 @@ def _array(data: np.ndarray, what: str, entry: dict[str, Any]) -> np.ndarray:
         raise ValueError(f"{what} takes {end - begin} bytes, which are not those of {shape}")
     array = data[begin:end].view(dtype).reshape(shape)
     kind = _LOW.get(entry["dtype"])
-    return np.require(widened(array, kind) if kind else array, requirements="A")
+    return np.require(widen(array, kind) if kind else array, requirements="A")
 
 
-def widened(bits: np.ndarray, kind: str) -> np.ndarray:
+def widen(bits: np.ndarray, kind: str) -> np.ndarray:
     """Return the numbers whose ``bits`` are given as a dtype of ``STORED``: float32 of the same shape."""
     wide = _WIDEN[kind](np.atleast_1d(bits))  # (0-D arrays become scalars in arithmetic)
     return wide.reshape(bits.shape)

@@ -23,7 +23,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.safetensors_file import STORED, widened
+from mindspeed_mm_dit.framework.safetensors_file import STORED, widen
 
 _DTYPES = {
     **{"DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": STORED["bfloat16"]},
@@ -373,7 +373,7 @@ def _as_array(storage: _Storage, offset: int, size: tuple[int, ...], stride: tup
         return np.zeros(size, np.float32 if kind else values.dtype)
     steps = [step * values.itemsize for step in stride]
     view = np.lib.stride_tricks.as_strided(values[offset:], size, steps)
-    return np.require(widened(view, kind) if kind else view.view(np.ndarray), requirements="A")
+    return np.require(widen(view, kind) if kind else view.view(np.ndarray), requirements="A")
 
 
 def _plain(value: Any, known: dict[int, Any] | None = None) -> Any:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint, classes_in
+from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint, read_classes
 from mindspeed_mm_dit.configs.arguments import checked, without_effect
 from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
+from mindspeed_mm_dit.configs.limits import MAX_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping, spelled_out
-from mindspeed_mm_dit.configs.precision import ComputeMode, decide
+from mindspeed_mm_dit.configs.precision import ComputeMode, decide_precision
 from mindspeed_mm_dit.configs.run import (
     MultiModalArguments,
     RunConfig,
@@ -25,18 +25,18 @@ from mindspeed_mm_dit.configs.run import (
     check_output_folder,
     with_facts,
 )
-from mindspeed_mm_dit.configs.source import MOST_GRAPHS, SourceParam
+from mindspeed_mm_dit.configs.source import MAX_GRAPHS, SourceParam
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.tuning import WHOLE, Tuning, tuning_of_run
+from mindspeed_mm_dit.configs.tuning import FULL_TUNING, Tuning, run_tuning
 from mindspeed_mm_dit.data.sources import source_of
 from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
-from mindspeed_mm_dit.models.data import check_sizes, models_of, most_expensive_shape, with_budget
-from mindspeed_mm_dit.models.meta import tuned
+from mindspeed_mm_dit.models.data import check_sizes, models_by_shape, most_expensive_shape, with_budget
+from mindspeed_mm_dit.models.meta import with_tuning
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, tight_step
+from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, memory_warning
 from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
@@ -45,7 +45,7 @@ from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
 from mindspeed_mm_dit.training.loop import engine_module
 from mindspeed_mm_dit.training.resume import check_restorable
 
-MOST_PROMPTS = 100
+MAX_PROMPTS = 100
 """Prompts of --sample-prompts: each is sampled in every grid."""
 
 
@@ -65,7 +65,7 @@ class HostFacts:
     """How a step may compute in bfloat16; None: flags of the host decide the precision of a step."""
     check_sharding: Callable[[MultiModalArguments], None]
     """Raises ConfigError if something in fsdp2.yaml does not fit the model, or is not supported."""
-    shares_sequences: bool = False
+    has_context_parallel: bool = False
     """Whether ranks can share the tokens of a sample."""
     mm_model: str = "--mm-model"
     """Setting that names model.json."""
@@ -81,7 +81,7 @@ def preflight(args: RunConfig) -> RunConfig:
     """
     host = host_facts()
     args = checked(args, host.world_size)  # flags
-    args = replace(args, mm=check_configs(args, host, fsdp2_of(args), tuning_of_run(args, args.init_from)))
+    args = replace(args, mm=check_configs(args, host, fsdp2_of(args), run_tuning(args, args.init_from)))
     check_restorable(args)  # what a checkpoint stores of the run
     args = with_report(args, args.mm.model)
     check_callbacks(args, host.world_size)
@@ -97,7 +97,7 @@ def preflight(args: RunConfig) -> RunConfig:
 
 
 def check_configs(
-    args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = WHOLE
+    args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None, tuning: Tuning = FULL_TUNING
 ) -> MultiModalArguments:
     """Check config files, model, placement and data, in this order, and return the configs with the opened data.
 
@@ -112,7 +112,7 @@ def check_configs(
     # the model
     check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
     check_sizes(mm.model, mm.data.dataset_param)  # (before the memory of a step of each shape)
-    mm = replace(mm, model=tuned(mm.model, tuning))
+    mm = replace(mm, model=with_tuning(mm.model, tuning))
     # how the ranks share the work, and whether it fits their memory
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
@@ -154,16 +154,16 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
         fsdp2=fsdp2,
         model_json=model_json,
         valid_data=load_data(valid, "--mm-valid-data") if valid else None,
-        saved_classes=classes_in(args.load),
-        precision=None if modes is None else decide(args.bf16, fsdp2, modes, host.name),
+        saved_classes=read_classes(args.load),
+        precision=None if modes is None else decide_precision(args.bf16, fsdp2, modes, host.name),
     )
 
 
 def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts) -> None:
     """Raise ConfigError or PlatformError unless ``ranks`` ranks can share a sample here."""
-    if ranks > 1 and not host.shares_sequences:
+    if ranks > 1 and not host.has_context_parallel:
         raise PlatformError(f"--context-parallel-size = {ranks}", f"is not offered in {host.name}", "use 1")
-    for model in models_of(mm.model, mm.data.dataset_param):
+    for model in models_by_shape(mm.model, mm.data.dataset_param):
         model.predictor.check_context_parallel(ranks)
 
 
@@ -181,7 +181,7 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         optimizer=args.chosen_optimizer(),
     ).sharded_by(mm.fsdp2)
     check_state_fits(mm.model, placement, host.device)
-    warning = tight_step(
+    warning = memory_warning(
         most_expensive_shape(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device
     )
     if warning and host.rank == 0:
@@ -199,7 +199,7 @@ def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
 
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
     """Return ``args`` with the sampler of its report; raises ConfigError for samples that could not be generated."""
-    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MAX_GUIDANCE)
     if args.sample_prompts is not None:
         _check_prompts(args.sample_prompts, model)
     if not args.report:
@@ -222,10 +222,10 @@ def _check_prompts(file: str, model: ModelConfig) -> None:
     if "caption" not in conditions.items or conditions.needs_frames:
         words = "needs a first frame" if conditions.needs_frames else "is not conditioned on text"
         raise ConfigError(f"--sample-prompts = {file}", f"this model {words}", "leave it out")
-    if len(prompts) > MOST_PROMPTS:
+    if len(prompts) > MAX_PROMPTS:
         raise ConfigError(
             f"--sample-prompts = {file}",
-            f"holds {len(prompts):,} prompts, more than {MOST_PROMPTS}",
+            f"holds {len(prompts):,} prompts, more than {MAX_PROMPTS}",
             "use fewer prompts",
         )
     check_prompts(model, prompts, "--sample-prompts")
@@ -248,7 +248,7 @@ def log_data_set(args: RunConfig, mm: MultiModalArguments) -> None:
     data.echo()
     shapes = len(mm.data.dataset_param.sizes)
     if args.torch_compile and shapes > 1:
-        graphs = "a graph for each of" if shapes <= MOST_GRAPHS else "one graph, with open sizes, for all of"
+        graphs = "a graph for each of" if shapes <= MAX_GRAPHS else "one graph, with open sizes, for all of"
         logger.info(f"compiled  {graphs} up to {shapes} shapes")
     if args.eval_interval and not data.num_valid:
         logger.warning(
@@ -268,8 +268,8 @@ def host_facts() -> HostFacts:
         world_size=world_size,
         machine=machine,
         device=machine if runtime.device_type() == "cpu" else device,
-        bf16_modes=runtime.WAYS_TO_BF16,
-        shares_sequences=runtime.SHARES_SEQUENCES,
+        bf16_modes=runtime.BF16_MODES,
+        has_context_parallel=runtime.HAS_CONTEXT_PARALLEL,
         check_sharding=engine_module().check_sharding,
     )
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS, activate
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.framework.exits import check_launched, end, end_with_launcher, print_one_line_on_sigint
 from mindspeed_mm_dit.registry import Registry, register
 from mindspeed_mm_dit.terminal import is_reporting_rank, logger, open_streams
@@ -69,7 +69,7 @@ class Host(Protocol):
         """Train as the command line specifies; print a UserError and end the process with code 2."""
 
 
-class Recognised(NamedTuple):
+class HostMatch(NamedTuple):
     """Whether --host auto selects a host, and what to print about it."""
 
     is_selected: bool
@@ -85,7 +85,7 @@ class HostKind:
     """Value of --host."""
     attach: Callable[[Sequence[str]], Host]
     """Starts the host for a command line; its framework is active by then."""
-    recognised: Callable[[], Recognised] = lambda: Recognised(False)
+    detect: Callable[[], HostMatch] = lambda: HostMatch(False)
     """Looks at the installed packages, and decides whether --host auto selects the host."""
     needs: Callable[[Sequence[str]], None] = lambda argv: None
     """Raises PlatformError if something that the host needs is missing."""
@@ -110,8 +110,8 @@ def requested_framework(argv: Sequence[str]) -> str:
 
 STANDALONE = HostKind(
     "standalone",
-    lambda argv: later("mindspeed_mm_dit.hosts.standalone").Standalone(),
-    lambda: Recognised(True),
+    lambda argv: lazy_module("mindspeed_mm_dit.hosts.standalone").Standalone(),
+    lambda: HostMatch(True),
     framework=requested_framework,
     parser=standalone_parser,
 )
@@ -169,7 +169,7 @@ def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     parser.add_argument("--host", default="auto")
     parser.add_argument("-h", "--help", action="store_true")
     args = parser.parse_known_args(list(argv))[0]
-    kind = _recognised() if args.host == "auto" else named(args.host)
+    kind = _detect_host() if args.host == "auto" else host_by_name(args.host)
     if args.help and add_flags and kind.parser:
         add_flags(kind.parser()).print_help()
         sys.exit(0)
@@ -178,7 +178,7 @@ def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     return kind.attach(argv)
 
 
-def named(name: str) -> HostKind:
+def host_by_name(name: str) -> HostKind:
     """Return the host of this name; raises ConfigError for an unknown name."""
     known = {kind.name: kind for kind in hosts()}
     if name not in known:
@@ -187,10 +187,10 @@ def named(name: str) -> HostKind:
     return known[name]
 
 
-def _recognised() -> HostKind:
+def _detect_host() -> HostKind:
     """Return the first host that --host auto selects here; print the notes of the hosts up to it."""
     for kind in hosts():
-        is_selected, note = kind.recognised()
+        is_selected, note = kind.detect()
         if note and is_reporting_rank():
             logger.warning(f"note: {note}")
         if is_selected:

@@ -12,7 +12,7 @@ from typing import Any
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.data.builtin import take_back
+from mindspeed_mm_dit.data.builtin import remove_written
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.exits import end, report_error, report_to_launcher
@@ -24,9 +24,9 @@ from mindspeed_mm_dit.training.dry_run import plan_of_run
 from mindspeed_mm_dit.training.flags import parse, standalone_parser
 from mindspeed_mm_dit.training.log import open_log
 from mindspeed_mm_dit.training.loop import engine_module, train
-from mindspeed_mm_dit.training.progress import claimed_save, open_progress
+from mindspeed_mm_dit.training.progress import locked_save_folder, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
-from mindspeed_mm_dit.training.resume import find_start, first_weights, print_rank_0
+from mindspeed_mm_dit.training.resume import find_resume_point, first_weights, print_rank_0
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
 
@@ -95,7 +95,7 @@ class Standalone(Host):
         runtime.initialize(
             args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
         )
-        with StopRequest(args.exit_duration_in_mins) as stop, claimed_save(args) as lock:
+        with StopRequest(args.exit_duration_in_mins) as stop, locked_save_folder(args) as lock:
             ended = self._train(dataset_provider, model_provider, forward_step, stop, lock)
             # The engine is gone by now: DDP, if freed after its process group, can wait for its threads forever.
             runtime.barrier()
@@ -116,7 +116,7 @@ class Standalone(Host):
         """
         args, started, framework = self.get_args(), time.monotonic(), engine_module()
         _announce(args)
-        start = find_start(args, framework.checkpoints)
+        start = find_resume_point(args, framework.checkpoints)
         first = first_weights(args, start)
         args = replace(args, mm=replace(args.mm, base=first.base))  # which every checkpoint of adapters stores
         model = model_provider()  # autoencoder, text encoders, network and objective
@@ -158,12 +158,12 @@ def _report_dry_run(args: RunConfig) -> None:
     """
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
-    start = find_start(args, engine_module().checkpoints)
+    start = find_resume_point(args, engine_module().checkpoints)
     first_weights(args, start)
     consumed = start.facts.get("consumed_samples", start.iteration * args.global_batch_size) if start else 0
     print_rank_0(plan_of_run(args, runtime.world_size(), start.iteration if start else 0, consumed))
     runtime.barrier()
-    take_back()
+    remove_written()
     runtime.shutdown()
 
 

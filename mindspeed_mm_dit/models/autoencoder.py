@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.autoencoder import (
     WanVAEConfig,
 )
 from mindspeed_mm_dit.framework import active
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.models.pretrained import KLArchitecture, read_autoencoder_kl, require_same_names
 
 Tensor = Any
@@ -54,7 +54,7 @@ class Autoencoder(ABC):
     """Interface of an autoencoder for the composite and the samplers. Its module is not a submodule of theirs."""
 
     def __init__(self, config: Any) -> None:
-        self.config, self._scaling = config, Scaling(config)
+        self.config, self._scaling = config, LatentScaling(config)
 
     def encode(self, images: Tensor, posterior_noise: Tensor | None = None) -> Tensor:
         """Images or videos (B, 3 or 1, ...) in [-1, 1] -> scaled latents (B, C, ...).
@@ -84,7 +84,7 @@ class Autoencoder(ABC):
         """Scaled latents (B, C, ...) -> images or videos (B, 3 or 1, ...) float32, about in [-1, 1]."""
 
 
-class Scaling:
+class LatentScaling:
     """(raw - shift) * scale / std and back. ``tensor`` converts constants (1, C, 1, ...); by default to tensors."""
 
     def __init__(self, config: AutoencoderConfig, tensor: Callable[[np.ndarray], Any] | None = None) -> None:
@@ -100,18 +100,18 @@ class Scaling:
 
     def scaled(self, raw: Tensor) -> Tensor:
         """Raw latents (B, C, ...) -> scaled ones."""
-        shifted = raw if _is(self._shift, 0) else raw - self._shift
-        multiplied = shifted if _is(self._scale, 1) else shifted * self._scale
-        return multiplied if _is(self._std, 1) else multiplied / self._std
+        shifted = raw if _is_neutral(self._shift, 0) else raw - self._shift
+        multiplied = shifted if _is_neutral(self._scale, 1) else shifted * self._scale
+        return multiplied if _is_neutral(self._std, 1) else multiplied / self._std
 
     def raw(self, scaled: Tensor) -> Tensor:
         """Scaled latents (B, C, ...) -> raw ones."""
-        multiplied = scaled if _is(self._std, 1) else scaled * self._std
-        divided = multiplied if _is(self._scale, 1) else multiplied / self._scale
-        return divided if _is(self._shift, 0) else divided + self._shift
+        multiplied = scaled if _is_neutral(self._std, 1) else scaled * self._std
+        divided = multiplied if _is_neutral(self._scale, 1) else multiplied / self._scale
+        return divided if _is_neutral(self._shift, 0) else divided + self._shift
 
 
-def _is(numbers: Any, neutral: float) -> bool:
+def _is_neutral(numbers: Any, neutral: float) -> bool:
     """Return whether ``numbers`` is the single number ``neutral``, which changes nothing."""
     return isinstance(numbers, (int, float)) and numbers == neutral
 
@@ -188,7 +188,7 @@ class AutoencoderKLFlux2(AutoencoderKL):
         return _in_patches(mean), _in_patches(std)
 
     def _decoded(self, raw: Tensor) -> Tensor:
-        return super()._decoded(_JOINT.unpack(_LAYERS.as_tokens(raw), *raw.shape[2:]))
+        return super()._decoded(_JOINT.unpack(_LAYERS.to_tokens(raw), *raw.shape[2:]))
 
 
 def _in_patches(x: Tensor) -> Tensor:
@@ -196,9 +196,9 @@ def _in_patches(x: Tensor) -> Tensor:
     return framework.ops.reshape(framework.ops.permute(_JOINT.pack(x), (0, 2, 1)), (B, 4 * C, H // 2, W // 2))
 
 
-_DIFFUSERS = later("mindspeed_mm_dit.models.diffusers_autoencoders")
-_KL = later("mindspeed_mm_dit.models.autoencoder_kl")
-_JOINT, _LAYERS = later("mindspeed_mm_dit.models.joint"), later("mindspeed_mm_dit.models.layers")
+_DIFFUSERS = lazy_module("mindspeed_mm_dit.models.diffusers_autoencoders")
+_KL = lazy_module("mindspeed_mm_dit.models.autoencoder_kl")
+_JOINT, _LAYERS = lazy_module("mindspeed_mm_dit.models.joint"), lazy_module("mindspeed_mm_dit.models.layers")
 
 
 PIXEL = AutoencoderKind(PixelConfig, PixelAutoencoder)

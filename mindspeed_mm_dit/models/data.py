@@ -14,7 +14,7 @@ from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.cache_index import check_same, check_sources
 from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.data.labels import check_labels
-from mindspeed_mm_dit.data.samples import Opened
+from mindspeed_mm_dit.data.samples import OpenedDataset
 from mindspeed_mm_dit.data.sources import SourceRequest, source_of
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import open_tokenizer
@@ -24,7 +24,7 @@ _AXES = {2: "images", 3: "videos"}
 
 def open_data(
     model: ModelConfig, param: SourceParam, decode_all: bool = False, classes: tuple[str, ...] = ()
-) -> Opened:
+) -> OpenedDataset:
     """Open the samples of data.json for ``model`` and check each one; or open the cache that data.json names.
 
     classes: class names of a resumed run.
@@ -35,7 +35,7 @@ def open_data(
     """
     conditions, source = model.predictor.conditions, source_of(param)
     check_sizes(model, param)
-    param.check_gives(conditions.items)
+    param.check_items(conditions.items)
     if param.cache is not None:
         return _open_cache(model, param)
     source.provide(param)
@@ -48,7 +48,7 @@ def open_data(
     check_feature_widths(model)
     rate = model.predictor.frame_rate
     rows = source.open(param, SourceRequest(conditions.items, num_classes, problems, decode_all, classes, rate))
-    return _check_opened(Opened(model, param, rows, tokenizers))
+    return _check_opened(OpenedDataset(model, param, rows, tokenizers))
 
 
 def check_sizes(model: ModelConfig, param: SourceParam) -> None:
@@ -100,14 +100,14 @@ def with_size(model: ModelConfig, size: tuple[int, ...]) -> ModelConfig:
     return replace(model, predictor=model.predictor.resized(model.ae.latent_shape(size)))
 
 
-def models_of(model: ModelConfig, param: SourceParam) -> list[ModelConfig]:
+def models_by_shape(model: ModelConfig, param: SourceParam) -> list[ModelConfig]:
     """Return ``model`` for each sample shape of data.json."""
     return [model] if param.buckets is None else [with_size(model, size) for size in param.sizes]
 
 
 def most_expensive_shape(model: ModelConfig, param: SourceParam) -> ModelConfig:
     """Return ``model`` for the sample shape of data.json that takes the most arithmetic."""
-    return max(models_of(model, param), key=lambda each: each.predictor.num_tokens)
+    return max(models_by_shape(model, param), key=lambda each: each.predictor.num_tokens)
 
 
 def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
@@ -175,13 +175,13 @@ def cache_identity(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     return identity
 
 
-def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
+def _open_cache(model: ModelConfig, param: SourceParam) -> OpenedDataset:
     """Open the cache that data.json names, after checking that it was made with this model.json and data.json."""
     assert param.cache is not None
     expected, cache = cache_identity(model, param), Cache(param.cache, param.cache_key)
     what = f"{param.cache_key} = {param.cache}"
     check_same(what, cache.index.made_by, expected)
-    shapes = {each.latent_shape for each in models_of(model, param)}
+    shapes = {each.latent_shape for each in models_by_shape(model, param)}
     for shape in cache.latent_shapes:
         if shape not in shapes:
             raise ConfigError(
@@ -199,7 +199,7 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> Opened:
     check_text_widths(model)
     rows = source_of(param).as_listed(param, cache.rows(param.data_folder))
     notes = check_sources(cache.folder, param.cache_key, param.data_folder, rows.files)
-    return _check_opened(Opened(model, param, replace(rows, notes=(*rows.notes, *notes)), cache=cache))
+    return _check_opened(OpenedDataset(model, param, replace(rows, notes=(*rows.notes, *notes)), cache=cache))
 
 
 def _check_cached_text(what: str, cache: Cache, condition: Any) -> None:
@@ -212,7 +212,7 @@ def _check_cached_text(what: str, cache: Cache, condition: Any) -> None:
             raise ConfigError(what, reason, f"correct predictor.{condition.setting}")
 
 
-def _check_opened(opened: Opened) -> Opened:
+def _check_opened(opened: OpenedDataset) -> OpenedDataset:
     """Return ``opened`` after checking that every condition has its items and every label is a class of the model."""
     for item in opened.model.predictor.conditions.items:
         if item not in opened.rows.items:

@@ -15,15 +15,15 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import (
+    FullWidthNormAttention,
     SwiGLU,
     TimestepEmbedder,
-    TwoLayers,
-    WholeAttention,
-    as_tokens,
+    TwoLayerMlp,
     merge_heads,
     modulate,
     self_attention,
     split_heads,
+    to_tokens,
     unpatchify,
 )
 from mindspeed_mm_dit.models.positions import rotary_tables_2d, sincos_positions_2d
@@ -58,7 +58,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(in_channels, hidden_size, kernel_size=patch_size, stride=patch_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return as_tokens(self.proj(ops.cast_like(x, self.proj.weight)))  # (B, N, D)
+        return to_tokens(self.proj(ops.cast_like(x, self.proj.weight)))  # (B, N, D)
 
 
 class BottleneckPatchEmbed(nn.Module):
@@ -74,7 +74,7 @@ class BottleneckPatchEmbed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj1(ops.cast_like(x, self.proj1.weight))  # (B, bottleneck_dim, H/P, W/P)
-        return as_tokens(self.proj2(x))  # (B, N, D)
+        return to_tokens(self.proj2(x))  # (B, N, D)
 
 
 class LabelEmbedder(nn.Module):
@@ -146,7 +146,7 @@ class DiTBlock(nn.Module):
         self.attn = Attention(config)
         if config.text_dim:
             # Zero at init, so that adding captions to a trained class-conditional DiT does not change its output.
-            self.cross_attn = WholeAttention(D, config.num_heads, eps=1e-6, init_out=ZEROS)
+            self.cross_attn = FullWidthNormAttention(D, config.num_heads, eps=1e-6, init_out=ZEROS)
         self.norm2 = token_norm(config)
         self.mlp = mlp(D, config.mlp_hidden_size)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(D, M * D, init=ZEROS, matrices=M))
@@ -210,9 +210,9 @@ class DiT(nn.Module):
         if config.num_classes:
             self.y_embedder = LabelEmbedder(config.num_embeddings, D)
         if config.text_dim:
-            self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"))
+            self.text_embedder = TwoLayerMlp(config.text_dim, D, nn.GELU(approximate="tanh"))
         if config.pooled_dim:
-            self.pooled_embedder = TwoLayers(config.pooled_dim, D, nn.SiLU())
+            self.pooled_embedder = TwoLayerMlp(config.pooled_dim, D, nn.SiLU())
         if config.in_context_len:
             self.in_context_posemb = nn.parameter((1, config.in_context_len, D), Normal(0.02))
         if config.rope:

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.configs.condition import TextCondition, TextStates
 from mindspeed_mm_dit.configs.files import replace_file
-from mindspeed_mm_dit.data.cache import NULL, ROWS, first_not_finite, open_shard
+from mindspeed_mm_dit.data.cache import ROWS, UNCONDITIONAL_FILE, first_not_finite, open_shard
 from mindspeed_mm_dit.data.cache_index import (
     INDEX,
     SOURCES,
@@ -30,8 +30,8 @@ from mindspeed_mm_dit.data.cache_index import (
     sources_json,
 )
 from mindspeed_mm_dit.data.loader import load_batches
-from mindspeed_mm_dit.data.samples import Opened
-from mindspeed_mm_dit.data.sources import Visuals
+from mindspeed_mm_dit.data.samples import OpenedDataset
+from mindspeed_mm_dit.data.sources import VisualReader
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.autoencoder import to_images
@@ -61,7 +61,7 @@ class EncodeSettings:
 class _Pixels:
     """Reads batches of pixels by sample index, in all views, with the interface of ``load_batches``."""
 
-    visuals: Visuals
+    visuals: VisualReader
     views: int
 
     def batch(self, positions: np.ndarray) -> Arrays:
@@ -76,7 +76,7 @@ class _Pixels:
 class CacheWriter:
     """The shards of one cache, on one of ``world_size`` ranks."""
 
-    def __init__(self, folder: Path, opened: Opened, settings: EncodeSettings) -> None:
+    def __init__(self, folder: Path, opened: OpenedDataset, settings: EncodeSettings) -> None:
         """``opened``: samples that are read from their files; raises ConfigError if there is nothing to cache."""
         self.folder, self.settings, self._opened, rows = folder, settings, opened, opened.rows
         self._visuals = opened.visuals(rows)
@@ -278,9 +278,11 @@ class CacheWriter:
         """
         if not all(self.index.shard_path(self.folder, shard).exists() for shard in range(self.index.num_shards)):
             return False
-        if self._texts and not self._is_there(self.folder / NULL):
+        if self._texts and not self._is_there(self.folder / UNCONDITIONAL_FILE):
             unconditional = self._encoded([""], text_encoders())
-            replace_file(self.folder / NULL, lambda aside: save_file(unconditional, aside, self._metadata))
+            replace_file(
+                self.folder / UNCONDITIONAL_FILE, lambda aside: save_file(unconditional, aside, self._metadata)
+            )
         lines = "".join(json.dumps(row) + "\n" for row in self._rows())
         replace_file(self.folder / ROWS, lambda aside: aside.write_text(lines, encoding="utf-8"))
         replace_file(self.folder / SOURCES, lambda aside: aside.write_text(sources_json(self._sources)))

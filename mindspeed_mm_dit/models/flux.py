@@ -20,15 +20,15 @@ from mindspeed_mm_dit.models.joint import (
     JointBlock,
     ModulatedNorm,
     ScaledNorm,
+    add_gated,
     concat_tokens,
-    gated,
-    image_in,
+    image_tokens,
     pack,
     pad_to_multiple,
     padding_mask,
     unpack,
 )
-from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_at_positions
 
 Tensor = Any  # a tensor of the active framework
 
@@ -39,7 +39,7 @@ def rotary_positions(i: int, j: int, k: int, L: int, h: int, w: int) -> np.ndarr
 
     Of a head, ``i`` channels rotate with a constant 0, ``j`` with the row and ``k`` with the column.
     """
-    return rotary_of_places(np.concatenate([np.zeros((L, 3)), grid_positions(h, w)]), (i, j, k))
+    return rotary_at_positions(np.concatenate([np.zeros((L, 3)), grid_positions(h, w)]), (i, j, k))
 
 
 class SingleBlock(nn.Module):
@@ -60,7 +60,7 @@ class SingleBlock(nn.Module):
             self.attn(normed, cos, sin, mask),
             self.act_mlp(self.proj_mlp(normed)),
         ]
-        return gated(x, gate, self.proj_out(ops.cat(both, 2)))
+        return add_gated(x, gate, self.proj_out(ops.cat(both, 2)))
 
 
 class Flux(nn.Module):
@@ -119,4 +119,4 @@ class Flux(nn.Module):
         x = concat_tokens(text, x)  # (B, L + N, D)
         for block in self.single_transformer_blocks:
             x = block(x, c, cos, sin, mask)  # (B, L + N, D)
-        return ops.gather_tokens(self.proj_out(self.norm_out(image_in(x, L), c)))  # (B, N, 4 C)
+        return ops.gather_tokens(self.proj_out(self.norm_out(image_tokens(x, L), c)))  # (B, N, 4 C)

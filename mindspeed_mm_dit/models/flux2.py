@@ -19,16 +19,16 @@ from mindspeed_mm_dit.models.joint import (
     Conditions,
     JointAttention,
     ScaledNorm,
+    add_gated,
     add_residual,
     concat_tokens,
-    gated,
-    image_in,
+    image_tokens,
     pad_to_multiple,
     padding_mask,
     plain_norm,
 )
-from mindspeed_mm_dit.models.layers import as_tokens, merge_heads, modulate, self_attention, split_heads
-from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.layers import merge_heads, modulate, self_attention, split_heads, to_tokens
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_at_positions
 
 Tensor = Any  # a tensor of the active framework
 
@@ -43,7 +43,7 @@ def token_positions(L: int, h: int, w: int) -> np.ndarray:
 @ops.from_host(lambda i, j, k, m, theta, L, h, w: (2, L + h * w, (i + j + k + m) // 2))
 def rotary_positions(i: int, j: int, k: int, m: int, theta: float, L: int, h: int, w: int) -> np.ndarray:
     """Return rotary cosines, then sines, of text and image, (2, L + N, d / 2); i, j, k, m: channels of the axes."""
-    return rotary_of_places(token_positions(L, h, w), (i, j, k, m), theta)
+    return rotary_at_positions(token_positions(L, h, w), (i, j, k, m), theta)
 
 
 class Modulation(nn.Module):
@@ -135,7 +135,7 @@ class Flux2SingleBlock(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return text and image (B, L + N, D); modulation: (B, 3 D)."""
         shift, scale, gate = ops.chunk(modulation, 3, 1)  # 3 x (B, D)
-        return gated(x, gate, self.attn(modulate(self.norm(x), shift, scale), cos, sin, mask))
+        return add_gated(x, gate, self.attn(modulate(self.norm(x), shift, scale), cos, sin, mask))
 
 
 class Flux2(nn.Module):
@@ -169,7 +169,7 @@ class Flux2(nn.Module):
         i, j, k, m = self.config.axes_dims_rope
         tables = rotary_positions(i, j, k, m, self.config.rope_theta, text.shape[1], h, w)  # (2, L + N, d / 2)
         mask = padding_mask(L, text.shape[1], h * w)  # (1, 1, 1, L + N)
-        x = self.tokens(as_tokens(x), t, text, tables[0], tables[1], guidance, mask)  # (B, N, C)
+        x = self.tokens(to_tokens(x), t, text, tables[0], tables[1], guidance, mask)  # (B, N, C)
         return ops.reshape(ops.permute(x, (0, 2, 1)), (-1, C, h, w))  # (B, C, h, w)
 
     def tokens(
@@ -195,4 +195,4 @@ class Flux2(nn.Module):
         x = concat_tokens(text, x)  # (B, L + N, D)
         for block in self.single_transformer_blocks:
             x = block(x, single_modulation, cos, sin, mask)  # (B, L + N, D)
-        return ops.gather_tokens(self.proj_out(self.norm_out(image_in(x, L), c)))  # (B, N, C)
+        return ops.gather_tokens(self.proj_out(self.norm_out(image_tokens(x, L), c)))  # (B, N, C)

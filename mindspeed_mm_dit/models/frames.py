@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
-from mindspeed_mm_dit.data.conditions import IMAGES, KEPT
+from mindspeed_mm_dit.data.conditions import FRAMES_KEPT, IMAGES
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.autoencoder import to_images
 
 Tensor = Any
 
 
-def grey_between(autoencoder: Any, images: Sequence[Tensor], frames: int) -> Tensor:
+def grey_clip_latents(autoencoder: Any, images: Sequence[Tensor], frames: int) -> Tensor:
     """Return the raw latents (B, C, f, h, w) of a clip of ``frames`` frames that is grey except for ``images``.
 
     images: the first frame and optionally the last, each (B, 3, H, W) in [-1, 1].
@@ -49,7 +49,7 @@ def frame_conditions(condition: FirstFrame, batch: Mapping[str, Tensor], model: 
     condition.
     """
     frames = batch["frames"] if "frames" in batch else _encode_frames(condition, batch, model)
-    return ops.reshape(batch[KEPT], (-1, 1, 1, 1, 1)) * frames if KEPT in batch else frames
+    return ops.reshape(batch[FRAMES_KEPT], (-1, 1, 1, 1, 1)) * frames if FRAMES_KEPT in batch else frames
 
 
 def _encode_frames(condition: FirstFrame, batch: Mapping[str, Tensor], model: Any) -> Tensor:
@@ -71,15 +71,15 @@ def frame_latents(condition: FirstFrame, batch: Mapping[str, Tensor], autoencode
 
     batch: as in :func:`frame_conditions`, images or clips.
     """
-    images = images_in(batch, condition.with_last)
+    images = conditioning_images(batch, condition.with_last)
     if condition.mask_channels == 1:
-        return grey_between(autoencoder, images, 1)
+        return grey_clip_latents(autoencoder, images, 1)
     pixels = batch.get("pixels")
     frames = autoencoder.config.sample_size(condition.shape)[0] if pixels is None else pixels.shape[2]
-    return grey_between(autoencoder, images[:frames], frames)
+    return grey_clip_latents(autoencoder, images[:frames], frames)
 
 
-def images_in(batch: Mapping[str, Tensor], with_last: bool) -> list[Tensor]:
+def conditioning_images(batch: Mapping[str, Tensor], with_last: bool) -> list[Tensor]:
     """Return a batch's conditioning frames, each (B, 3 or 1, H, W) in [-1, 1]: images by name, or frames of clips."""
     positions = {name: position for name, position in zip(IMAGES, (0, -1) if with_last else (0,))}
     return [to_images(batch[n] if n in batch else batch["pixels"][:, :, position]) for n, position in positions.items()]
@@ -89,7 +89,7 @@ def frame_features(condition: ImageTokens, batch: Mapping[str, Tensor], encoder:
     """Return CLIP's features (B, L, width) of the conditioning frames, from a cache or by ``encoder()``."""
     features = batch.get("image_embeds")
     if features is None:
-        features = ops.cat([encoder()(image) for image in images_in(batch, condition.with_last)], 1)
+        features = ops.cat([encoder()(image) for image in conditioning_images(batch, condition.with_last)], 1)
     clips = next((batch[name] for name in ("pixels", "latent_mean") if name in batch), None)
     return features if clips is None or clips.shape[2] > 1 else features * 0
 

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.layers import (
     FeedForward,
-    TwoLayers,
+    TwoLayerMlp,
     attend,
     merge_heads,
     modulate,
@@ -71,12 +71,12 @@ def concat_tokens(first: Tensor, second: Tensor) -> Tensor:
     return ops.split_tokens(ops.cat([ops.gather_tokens(first), ops.gather_tokens(second)], 1))
 
 
-def image_in(x: Tensor, L: int) -> Tensor:
+def image_tokens(x: Tensor, L: int) -> Tensor:
     """Return a rank's tokens of the image (B, N, D) behind a text of L tokens in one sequence."""
     return ops.split_tokens(ops.gather_tokens(x)[:, L:])
 
 
-def gated(x: Tensor, gate: Tensor, change: Tensor) -> Tensor:
+def add_gated(x: Tensor, gate: Tensor, change: Tensor) -> Tensor:
     """Add a ``change`` (B, N, D) to tokens (B, N, D), times a gate (B, D)."""
     return ops.addcmul(x, gate[:, None], change)
 
@@ -84,8 +84,8 @@ def gated(x: Tensor, gate: Tensor, change: Tensor) -> Tensor:
 def add_residual(x: Tensor, attended: Tensor, parts: tuple[Tensor, ...], norm: Any, mlp: Any) -> Tensor:
     """Add the output of attention to tokens (B, N, D), then an MLP of the sum; parts: six (B, D), the last four are
     gate, shift, scale, gate."""
-    x = gated(x, parts[2], attended)  # (B, N, D)
-    return gated(x, parts[5], mlp(modulate(norm(x), parts[3], parts[4])))  # (B, N, D)
+    x = add_gated(x, parts[2], attended)  # (B, N, D)
+    return add_gated(x, parts[5], mlp(modulate(norm(x), parts[3], parts[4])))  # (B, N, D)
 
 
 def plain_norm(width: int) -> Any:
@@ -105,12 +105,12 @@ class Conditions(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.timestep_embedder = TwoLayers(codes, width, nn.SiLU(), Normal(0.02), bias)
+        self.timestep_embedder = TwoLayerMlp(codes, width, nn.SiLU(), Normal(0.02), bias)
         self.is_guided, self.is_pooled = guidance, pooled is not None
         if guidance:
-            self.guidance_embedder = TwoLayers(codes, width, nn.SiLU(), Normal(0.02), bias)
+            self.guidance_embedder = TwoLayerMlp(codes, width, nn.SiLU(), Normal(0.02), bias)
         if pooled is not None:
-            self.text_embedder = TwoLayers(pooled, width, nn.SiLU(), Normal(0.02))
+            self.text_embedder = TwoLayerMlp(pooled, width, nn.SiLU(), Normal(0.02))
         nn.set_constant(self, "frequencies", (codes // 2,), lambda: timestep_frequencies(codes))
 
     def forward(self, t: Tensor, pooled: Tensor = None, guidance: Tensor = None) -> Tensor:
@@ -201,9 +201,9 @@ class JointAttention(Attention):
 
     def end_text(self) -> None:
         """Freeze the text's queries, whose output is not used after the last block."""
-        nn.untrained(self.add_q_proj)
+        nn.freeze_parameters(self.add_q_proj)
         if self.qk_norm:
-            nn.untrained(self.norm_added_q)
+            nn.freeze_parameters(self.norm_added_q)
 
     def text_heads(self, text: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of a text (B, L, D), each (B, heads, L, d)."""
@@ -267,15 +267,15 @@ class JointBlock(nn.Module):
         image: Any = self.norm1(x, c)  # (B, N, D), then 4 or 7 x (B, D): gate, shift, scale, gate, ...
         words: Any = (self.norm1_context(text, c),) if self.is_last else self.norm1_context(text, c)
         attended, text_attended = self.attn(image[0], words[0], cos, sin, mask)  # (B, N, D), (B, L, D)
-        alone = self._alone(x, image) if self.is_dual else 0
-        x = gated(x, image[1], attended) + alone  # (B, N, D)
-        x = gated(x, image[4], self.ff(modulate(self.norm2(x), image[2], image[3])))  # (B, N, D)
+        alone = self._image_self_attention(x, image) if self.is_dual else 0
+        x = add_gated(x, image[1], attended) + alone  # (B, N, D)
+        x = add_gated(x, image[4], self.ff(modulate(self.norm2(x), image[2], image[3])))  # (B, N, D)
         if not self.is_last:
-            text = gated(text, words[1], text_attended)  # (B, L, D)
-            text = gated(text, words[4], self.ff_context(modulate(self.norm2_context(text), words[2], words[3])))
+            text = add_gated(text, words[1], text_attended)  # (B, L, D)
+            text = add_gated(text, words[4], self.ff_context(modulate(self.norm2_context(text), words[2], words[3])))
         return text, x
 
-    def _alone(self, x: Tensor, image: tuple[Tensor, ...]) -> Tensor:
+    def _image_self_attention(self, x: Tensor, image: tuple[Tensor, ...]) -> Tensor:
         """Return the gated self-attention of the image, (B, N, D)."""
         shift, scale, gate = image[5], image[6], image[7]
         return gate[:, None] * self.attn2(modulate(self.norm1.norm(x), shift, scale))  # (B, N, D)

@@ -70,7 +70,7 @@ def attend(
     return ops.attention(ops.cast_like(q, v), ops.cast_like(k, v), v, mask)
 
 
-def as_tokens(x: Tensor) -> Tensor:
+def to_tokens(x: Tensor) -> Tensor:
     """(B, D, h, w) -> (B, N, D), row by row."""
     x = ops.reshape(x, (x.shape[0], x.shape[1], -1))  # (B, D, N)
     # PyTorch's CPU attention has wrong gradients if the last axis is not contiguous (pytorch/pytorch#187506).
@@ -106,7 +106,7 @@ class SwiGLU(nn.Module):
         return self.w3(self.act(gate) * value)  # (B, N, D)
 
 
-class TwoLayers(nn.Module):
+class TwoLayerMlp(nn.Module):
     """Two linear layers around an activation."""
 
     def __init__(
@@ -144,7 +144,7 @@ class FeedForward(nn.Module):
         return self.net(x)  # (B, N, D)
 
 
-class WholeAttention(nn.Module):
+class FullWidthNormAttention(nn.Module):
     """Multi-head attention that norms queries and keys over the whole width, before splitting them into heads.
 
     ``added``: width of a second source, with separate keys and values; the outputs of both are summed.

@@ -11,7 +11,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.configs.predictor import Parameters, PredictorConfig
-from mindspeed_mm_dit.configs.tuning import WHOLE, LoraSpec, TunedModel, Tuning
+from mindspeed_mm_dit.configs.tuning import FULL_TUNING, LoraSpec, TunedModel, Tuning
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.meta import nn, ops
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
@@ -32,12 +32,12 @@ def adapters_of(model: ModelConfig) -> Mapping[str, LoraSpec]:
     return dict.fromkeys(tuning.layers(_declared(predictor)), tuning.lora_spec)
 
 
-def tuned(model: ModelConfig, tuning: Tuning) -> ModelConfig:
+def with_tuning(model: ModelConfig, tuning: Tuning) -> ModelConfig:
     """Return ``model`` with ``tuning``, its sets of layers expanded; unchanged if the tuning has no patterns.
 
     Raises ConfigError for patterns that match nothing in it.
     """
-    if tuning == WHOLE:
+    if tuning == FULL_TUNING:
         return model
     tuned_model = TunedModel.of(model, tuning.spelled_out(_declared(model.predictor)))
     parameters_of(tuned_model)
@@ -56,8 +56,8 @@ def forward_pass(model: ModelConfig | PredictorConfig, mode: ComputeMode | None 
 
 def _parts(model: ModelConfig | PredictorConfig) -> tuple[PredictorConfig, Tuning]:
     if isinstance(model, ModelConfig):
-        return model.predictor, model.tuning if isinstance(model, TunedModel) else WHOLE
-    return model, WHOLE
+        return model.predictor, model.tuning if isinstance(model, TunedModel) else FULL_TUNING
+    return model, FULL_TUNING
 
 
 @lru_cache(maxsize=64)

@@ -62,7 +62,7 @@ def rotary_tables_2d(
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
-def pairs_by_axis(head_dim: int) -> tuple[int, int, int]:
+def rotary_pairs_by_axis(head_dim: int) -> tuple[int, int, int]:
     """Return how many pairs of a head rotate with frames, rows and columns: a third of them each, frames the rest."""
     per_side = head_dim // 6
     return head_dim // 2 - 2 * per_side, per_side, per_side
@@ -83,7 +83,7 @@ def grid_positions(h: int, w: int) -> np.ndarray:
     return np.stack([np.zeros(h * w), rows, columns], 1)
 
 
-def rotary_of_places(positions: np.ndarray, widths: tuple[int, ...], theta: float = 10000.0) -> np.ndarray:
+def rotary_at_positions(positions: np.ndarray, widths: tuple[int, ...], theta: float = 10000.0) -> np.ndarray:
     """Return rotary cosines, then sines, of tokens at ``positions`` (N, axes), (2, N, d / 2) float32.
 
     widths: rotary channels of a head per axis. Pair i of an axis of width n rotates by position * theta**(-2i / n),

@@ -28,7 +28,7 @@ from mindspeed_mm_dit.configs.files import (
     read_safetensors_header,
     weight_file_in,
 )
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
@@ -63,7 +63,7 @@ def check_weights(setting: str, folder: Path) -> None:
         num_tensors += len(tensors)
         for name, dtype in ((name, str(entry.get("dtype", "F32"))) for name, entry in tensors.items()):
             if name.endswith(".weight") and not dtype.startswith(("F", "BF")):
-                reason = f"weight {name} is stored in {short_repr(dtype)}, which is not read here"
+                reason = f"weight {name} is stored in {shorten_repr(dtype)}, which is not read here"
                 raise CheckpointError(f"{setting} = {file}", reason, "use a folder in bfloat16")
     _check_sizes(setting, folder / "config.json", num_tensors)
 
@@ -106,10 +106,10 @@ def _check_sizes(setting: str, file: Path, num_tensors: int) -> None:
     halves = (content, content.get("text_config"), content.get("vision_config"))
     parts = [part for part in halves if isinstance(part, dict)]
     for key, value in ((key, part[key]) for part in parts for key in sorted(_SIZES & part.keys())):
-        most = num_tensors if key.endswith("_layers") and num_tensors else MOST_WIDE
+        most = num_tensors if key.endswith("_layers") and num_tensors else MAX_WIDENED
         if value is not None and not (type(value) is int and 0 < value <= most):
             reason = "does not fit the weights in its folder"
-            raise CheckpointError(f"{setting} = {file}: {key} = {short_repr(value)}", reason, "copy it again")
+            raise CheckpointError(f"{setting} = {file}: {key} = {shorten_repr(value)}", reason, "copy it again")
 
 
 def weights_of_transformers(setting: str, folder: Path) -> WeightFile:
@@ -130,7 +130,7 @@ def _parts(path: Path, setting: str) -> list[Path]:
     return [path.parent / name for name in sorted(set(listed.values()))]
 
 
-MOST_WIDE = 1 << 20
+MAX_WIDENED = 1 << 20
 _SIZES = {
     *("num_layers", "num_hidden_layers", "num_heads", "num_attention_heads", "d_model", "d_kv", "d_ff", "hidden_size"),
     *("intermediate_size", "vocab_size", "patch_size", "num_channels", "max_position_embeddings", "projection_dim"),

@@ -28,12 +28,12 @@ from mindspeed_mm_dit.models.joint import (
     unpack,
 )
 from mindspeed_mm_dit.models.layers import FeedForward, modulate
-from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_at_positions
 
 Tensor = Any  # a tensor of the active framework
 
 
-def places(L: int, grids: Sequence[tuple[int, int]]) -> np.ndarray:
+def token_positions(L: int, grids: Sequence[tuple[int, int]]) -> np.ndarray:
     """Return the position of each token of a text, then of images of ``grids`` (h, w) in patches, (L + N, 3).
 
     An image is at (its number, row, column), counted from its centre; the text starts after the largest image, on all
@@ -48,7 +48,7 @@ def places(L: int, grids: Sequence[tuple[int, int]]) -> np.ndarray:
 @ops.from_host(lambda i, j, k, L, h, w: (2, L + h * w, (i + j + k) // 2))
 def rotary_positions(i: int, j: int, k: int, L: int, h: int, w: int) -> np.ndarray:
     """Return rotary cosines, then sines, of a text and one image, (2, L + N, d / 2); i, j, k: channels of each axis."""
-    return rotary_of_places(places(L, [(h, w)]), (i, j, k))
+    return rotary_at_positions(token_positions(L, [(h, w)]), (i, j, k))
 
 
 class QwenImageBlock(nn.Module):
@@ -65,8 +65,8 @@ class QwenImageBlock(nn.Module):
         self.txt_mlp = FeedForward(width, 4 * width, width)
         if is_last:
             self.attn.end_text()
-            nn.untrained(self.attn.to_add_out)
-            nn.untrained(self.txt_mlp)
+            nn.freeze_parameters(self.attn.to_add_out)
+            nn.freeze_parameters(self.txt_mlp)
 
     def forward(
         self, text: Tensor, x: Tensor, c: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.teacher import (
     TeacherConfig,
     TransformersTeacherConfig,
     TransformersVisionConfig,
-    side_of,
+    tokens_per_side,
 )
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
@@ -135,7 +135,7 @@ def load_teachers(config: ModelConfig) -> tuple[Any, ...]:
     """
     for teacher in config.teachers:
         check_framework(teacher)
-    side = side_of(config.predictor.num_tokens)
+    side = tokens_per_side(config.predictor.num_tokens)
     return tuple(TEACHERS[teacher.model_id].build(teacher, side) for teacher in config.teachers)
 
 

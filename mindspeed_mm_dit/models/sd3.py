@@ -14,13 +14,13 @@ from mindspeed_mm_dit.configs.joint import SD3Config
 from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import Conditions, JointBlock, ScaledNorm, pad_to_multiple, padding_mask
-from mindspeed_mm_dit.models.layers import as_tokens, unpatchify
+from mindspeed_mm_dit.models.layers import to_tokens, unpatchify
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
 Tensor = Any  # a tensor of the active framework
 
 
-class PlacedPatches(nn.Module):
+class PositionedPatchEmbed(nn.Module):
     """Cut latents into patches, embed each as a token, and add positions cropped from the centre of a table."""
 
     def __init__(self, config: SD3Config) -> None:
@@ -36,7 +36,7 @@ class PlacedPatches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj(ops.cast_like(x, self.proj.weight))  # (B, D, h, w)
-        return as_tokens(x) + ops.cast_like(self.cropped(x.shape[2], x.shape[3]), x)  # (B, N, D)
+        return to_tokens(x) + ops.cast_like(self.cropped(x.shape[2], x.shape[3]), x)  # (B, N, D)
 
     def cropped(self, h: int, w: int) -> Tensor:
         """Return the positions of h x w patches, (1, N, D)."""
@@ -52,7 +52,7 @@ class SD3(nn.Module):
         super().__init__()
         self.config = config
         D, heads, last = config.hidden_size, config.num_attention_heads, config.num_layers - 1
-        self.pos_embed = PlacedPatches(config)
+        self.pos_embed = PositionedPatchEmbed(config)
         self.time_text_embed = Conditions(D, config.pooled_projection_dim)
         self.context_embedder = nn.Linear(config.joint_attention_dim, D)
         self.transformer_blocks = nn.Blocks([

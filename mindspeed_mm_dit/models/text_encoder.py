@@ -9,24 +9,24 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import ENCODERS, POOLING, JoinedText
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.text_encoder import (
     TextEncoderConfig,
     TransformersTextConfig,
 )
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, Tokenizer, caption_problems
 from mindspeed_mm_dit.data.conditions import Arrays, CaptionCollator, ConditionBatch, ConditionKind
-from mindspeed_mm_dit.data.order import Stream, coins
+from mindspeed_mm_dit.data.order import Stream, bernoulli
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.pretrained import check_weights
 
 Tensor = Any
 
-SPARE_ROWS = 512
+MAX_SPARE_ROWS = 512
 """An encoder's embedding table has as many rows as its tokenizer has ids, or fewer than this more."""
 
 
-class Encoded(NamedTuple):
+class EncodedText(NamedTuple):
     """A text encoder's output for captions."""
 
     states: Tensor
@@ -45,7 +45,7 @@ class TextEncoderKind:
     """Frozen dataclass of the section."""
     open_tokenizer: Callable[[Any], Tokenizer]
     """(config) -> its tokenizer; raises a UserError if it belongs to another encoder. Reads no weights."""
-    build: Callable[[Any], Callable[[Tensor, Tensor], Encoded]]
+    build: Callable[[Any], Callable[[Tensor, Tensor], EncodedText]]
     """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; imports the framework only when called."""
     check_files: Callable[[Any], None] = lambda config: None
     """(config): raise a UserError if weights are missing or cut short; called before any device work."""
@@ -59,10 +59,10 @@ class TextEncoder:
 
     tokenizer: Tokenizer
     """Captions to ids and mask."""
-    network: Callable[[Tensor, Tensor], Encoded]
+    network: Callable[[Tensor, Tensor], EncodedText]
     """(ids (B, L), mask (B, L)) int64 -> encoded captions."""
 
-    def encode(self, captions: Sequence[str]) -> Encoded:
+    def encode(self, captions: Sequence[str]) -> EncodedText:
         """Encode captions (B,)."""
         from mindspeed_mm_dit.framework import ops
 
@@ -74,7 +74,7 @@ def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> 
     """Raise ConfigError naming ``flag`` if a caption is too long for the encoder or has no words."""
     for caption, problem in zip(captions, caption_problems(tokenizer, captions)):
         if problem:
-            raise ConfigError(f"{flag} = {short_repr(caption)}", problem, "write it shorter, in words")
+            raise ConfigError(f"{flag} = {shorten_repr(caption)}", problem, "write it shorter, in words")
 
 
 def check_files(config: TransformersTextConfig) -> None:
@@ -101,7 +101,7 @@ def folder_tokenizer(
         raise ConfigError(f"text_encoder.max_length = {config.max_length}", reason, f"use at most {most}")
     tokenizer = CaptionTokenizer(config)
     rows, known = encoder.get("vocab_size"), tokenizer.vocabulary_size
-    if type(rows) is not int or not known <= rows < known + SPARE_ROWS:
+    if type(rows) is not int or not known <= rows < known + MAX_SPARE_ROWS:
         raise _mismatch(config, f"the encoder has vocab_size = {rows}, and the tokenizer {known} ids")
     for name in ids:
         if encoder.get(name) != tokenizer.special_ids[name]:
@@ -119,7 +119,7 @@ def _mismatch(config: TransformersTextConfig, reason: str) -> ConfigError:
     )
 
 
-KEPT = "text_kept"
+TEXT_KEPT = "text_kept"
 """Batch key of the encoder mask, (B, 3) float32: 0 for a dropped encoder, whose output becomes zeros, else 1."""
 
 
@@ -130,11 +130,13 @@ class JoinedTextCollator(CaptionCollator):
         super().__init__(condition, condition_batch, tokenize)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
-        """Return ids and mask (B, L) of each encoder, or their cached outputs; with dropout also ``KEPT``."""
+        """Return ids and mask (B, L) of each encoder, or their cached outputs; with dropout also ``TEXT_KEPT``."""
         arrays, seed, dropout = super().arrays(rows, sample_indices), self._inputs.seed, self._condition.encoder_dropout
         if dropout:
-            dropped = [coins(seed, Stream.ENCODER_DROP, sample_indices, dropout, number) for number in range(ENCODERS)]
-            arrays[KEPT] = 1 - np.stack(dropped, 1).astype(np.float32)  # (B, 3)
+            dropped = [
+                bernoulli(seed, Stream.ENCODER_DROP, sample_indices, dropout, number) for number in range(ENCODERS)
+            ]
+            arrays[TEXT_KEPT] = 1 - np.stack(dropped, 1).astype(np.float32)  # (B, 3)
         return arrays
 
 
@@ -160,8 +162,8 @@ def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoder
             encoder.network(batch[f"text_{n}_ids"], batch[f"text_{n}_mask"]) for n, encoder in enumerate(text_encoders)
         ]
         states, pooled = [output.states for output in outputs], [outputs[n].pooled for n in POOLING]
-    if KEPT in batch:
-        keep = batch[KEPT]  # (B, 3)
+    if TEXT_KEPT in batch:
+        keep = batch[TEXT_KEPT]  # (B, 3)
         states = [state * keep[:, n, None, None] for n, state in enumerate(states)]  # (B, L, D) each
         pooled = [vector * keep[:, n, None] for n, vector in enumerate(pooled)]  # (B, P) each
     *clips, t5 = states

@@ -14,12 +14,12 @@ from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.pretrained import check_complete, quiet, weights_of_transformers
-from mindspeed_mm_dit.models.text_encoder import Encoded
+from mindspeed_mm_dit.models.text_encoder import EncodedText
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _OUTSIDE_VISION = ("text_model.", "logit_")
 """Prefixes of weights outside the vision half, if a folder holds both halves."""
-CUT_TO = 32
+LENGTH_MULTIPLE = 32
 """Captions are cut to multiples of this many tokens: devices like these, and kernels see few sizes."""
 ModelFn = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor | None]]
 """(module, ids (B, L), mask (B, L)) -> states (B, L, D), pooled (B, P) or None."""
@@ -52,7 +52,7 @@ class TransformersEncoder:
         return int(self.module.config.vocab_size)
 
     @torch.no_grad()
-    def __call__(self, ids: Tensor, mask: Tensor) -> Encoded:
+    def __call__(self, ids: Tensor, mask: Tensor) -> EncodedText:
         """Encode ids and mask (B, L) int64. Padding is not attended to, unless ``encode`` ignores the mask."""
         length = self._longest(mask) if self.config.cut_padding else mask.shape[1]
         with torch.autocast(runtime.device_type(), enabled=False):  # ``dtype`` applies inside a bf16 step too
@@ -61,13 +61,13 @@ class TransformersEncoder:
         if self.config.zero_padding:
             states = states * mask[:, :, None]
         cut = self.config.cut_tokens
-        return Encoded(states[:, cut:], mask[:, cut:], None if pooled is None else pooled.float())
+        return EncodedText(states[:, cut:], mask[:, cut:], None if pooled is None else pooled.float())
 
     @staticmethod
     def _longest(mask: Tensor) -> int:
-        """Return the length of the longest caption of ``mask`` (B, L), rounded up to a multiple of CUT_TO."""
+        """Return the length of the longest caption of ``mask`` (B, L), rounded up to a multiple of LENGTH_MULTIPLE."""
         last = int(mask.any(0).nonzero().max())
-        return min(mask.shape[1], (last // CUT_TO + 1) * CUT_TO)
+        return min(mask.shape[1], (last // LENGTH_MULTIPLE + 1) * LENGTH_MULTIPLE)
 
 
 class TransformersVision:

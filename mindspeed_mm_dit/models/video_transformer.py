@@ -21,8 +21,8 @@ import numpy as np
 from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, ZEROS, Normal
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, VideoTransformerConfig, WanConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.layers import FeedForward, TwoLayers, WholeAttention, timestep_code
-from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table, timestep_frequencies
+from mindspeed_mm_dit.models.layers import FeedForward, FullWidthNormAttention, TwoLayerMlp, timestep_code
+from mindspeed_mm_dit.models.positions import rotary_pairs_by_axis, rotary_table, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
 Grid = tuple[int, int, int]
@@ -52,7 +52,7 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, head_dim: int, length: int) -> None:
         super().__init__()
-        for axis, pairs in zip("fhw", pairs_by_axis(head_dim)):
+        for axis, pairs in zip("fhw", rotary_pairs_by_axis(head_dim)):
             nn.set_constant(self, f"cos_{axis}", (length, pairs), partial(rotary_table, np.cos, pairs, length))
             nn.set_constant(self, f"sin_{axis}", (length, pairs), partial(rotary_table, np.sin, pairs, length))
 
@@ -75,12 +75,12 @@ class ConditionEmbedder(nn.Module):
     def __init__(self, config: VideoTransformerConfig) -> None:
         super().__init__()
         D = config.hidden_size
-        self.time_embedder = TwoLayers(config.freq_dim, D, nn.SiLU(), Normal(0.02))
+        self.time_embedder = TwoLayerMlp(config.freq_dim, D, nn.SiLU(), Normal(0.02))
         self.act_fn = nn.SiLU()
         self.time_proj = nn.Linear(D, 6 * D, matrices=6)
         self.has_labels, self.has_text = config.num_classes > 0, config.text_dim is not None
         if config.text_dim:
-            self.text_embedder = TwoLayers(config.text_dim, D, nn.GELU(approximate="tanh"), Normal(0.02))
+            self.text_embedder = TwoLayerMlp(config.text_dim, D, nn.GELU(approximate="tanh"), Normal(0.02))
         if config.num_classes:
             self.label_embedder = nn.Embedding(config.num_embeddings, D, init=Normal(0.02))
         nn.set_constant(self, "frequencies", (config.freq_dim // 2,), lambda: timestep_frequencies(config.freq_dim))
@@ -128,9 +128,9 @@ class VideoBlock(nn.Module):
         super().__init__()
         D, eps = config.hidden_size, config.eps
         self.norm1 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
-        self.attn1 = WholeAttention(D, config.num_heads, eps)
+        self.attn1 = FullWidthNormAttention(D, config.num_heads, eps)
         if config.text_dim:
-            self.attn2 = WholeAttention(D, config.num_heads, eps, added=added)
+            self.attn2 = FullWidthNormAttention(D, config.num_heads, eps, added=added)
         self.norm3 = nn.LayerNorm(D, eps=eps, elementwise_affine=affine)
         self.ffn = FeedForward(D, config.ffn_dim, D)
         self.scale_shift_table = nn.parameter((1, 6, D), Normal(D**-0.5))

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.registry import import_object
@@ -119,8 +119,8 @@ def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...
     """Return ``section`` without the keys of ``fixed``; raises ConfigError if one has another value than those."""
     for key, values in fixed.items():
         if key in section and section[key] not in values:
-            words = " or ".join(map(short_repr, values))
-            raise ConfigError(f"{key} = {short_repr(section[key])}", f"is not supported, only {words}")
+            words = " or ".join(map(shorten_repr, values))
+            raise ConfigError(f"{key} = {shorten_repr(section[key])}", f"is not supported, only {words}")
     return {key: value for key, value in section.items() if key not in fixed}
 
 

@@ -19,31 +19,31 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import WordsConfig
 from mindspeed_mm_dit.data.captions import Tokens, caption_problems
 from mindspeed_mm_dit.models.registry import TEXT_ENCODERS
-from mindspeed_mm_dit.models.text_encoder import Encoded, TextEncoderKind
+from mindspeed_mm_dit.models.text_encoder import EncodedText, TextEncoderKind
 
-MOST_KEPT, MOST_LISTED = 10_000, 5
+MAX_SAVED_WORDS, MAX_LISTED_WORDS = 10_000, 5
 """Most words that a checkpoint stores, and that a note lists."""
 
 
-def words_of(config: ModelConfig, captions: Iterable[str]) -> list[str]:
-    """Return all distinct words of ``captions``; [] if an encoder is pre-trained, or for more than MOST_KEPT."""
+def known_words_of(config: ModelConfig, captions: Iterable[str]) -> list[str]:
+    """Return all distinct words of ``captions``; [] if an encoder is pre-trained, or for more than MAX_SAVED_WORDS."""
     words: dict[str, None] = {}
     readers = [TEXT_ENCODERS[text.model_id].words for text in config.text_encoders]
     for caption in captions if all(readers) else ():
         for read in readers:
             words |= dict.fromkeys(read(caption))  # type: ignore[misc]
-        if len(words) > MOST_KEPT:
+        if len(words) > MAX_SAVED_WORDS:
             return []
     return list(words)
 
 
 def note_of_words(config: ModelConfig, learned: Sequence[str], prompts: Sequence[str]) -> str:
     """Return a note on the words of ``prompts`` that are not among ``learned``; empty if there are none."""
-    unknown = [word for word in words_of(config, prompts) if word not in learned] if learned else []
+    unknown = [word for word in known_words_of(config, prompts) if word not in learned] if learned else []
     if not unknown:
         return ""
-    listed = ", ".join(map(repr, unknown[:MOST_LISTED])) + (" ..." if len(unknown) > MOST_LISTED else "")
-    nearest = difflib.get_close_matches(unknown[0], learned, 3) or sorted(learned)[:MOST_LISTED]
+    listed = ", ".join(map(repr, unknown[:MAX_LISTED_WORDS])) + (" ..." if len(unknown) > MAX_LISTED_WORDS else "")
+    nearest = difflib.get_close_matches(unknown[0], learned, 3) or sorted(learned)[:MAX_LISTED_WORDS]
     return (
         f"note: no training caption has {listed}, so this model ignores {'it' if len(unknown) == 1 else 'them'}. "
         f"It knows {len(learned)} words, such as {', '.join(nearest)}"
@@ -55,7 +55,7 @@ _WORD = re.compile(rf"[{_UNSPACED}]|[^\W_{_UNSPACED}]+")
 """A run of letters and digits; of Chinese and Japanese, which have no spaces, one character."""
 _TABLES, _ROWS = 3, 1024
 """A word is the sum of one row of each table, so 2^30 words differ."""
-BEFORE = 0.5
+PREVIOUS_WORD_WEIGHT = 0.5
 """Weight of the previous word in a word's state, which tells "red car, blue sky" from "blue car, red sky"."""
 
 
@@ -88,19 +88,19 @@ def _words(caption: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", html.unescape(caption)).casefold())
 
 
-def _build(config: WordsConfig) -> Callable[[Any, Any], Encoded]:
+def _build(config: WordsConfig) -> Callable[[Any, Any], EncodedText]:
     from mindspeed_mm_dit.framework import ops
 
     tables = np.random.default_rng(0).standard_normal((_TABLES, _ROWS, config.width), np.float32) / _TABLES**0.5
 
-    def network(ids: Any, mask: Any) -> Encoded:
+    def network(ids: Any, mask: Any) -> EncodedText:
         """Encode ids and mask (B, L) int64: the mean of a caption's states, of about length 1 an entry, is pooled."""
         rows, real = ops.numpy(ids), ops.numpy(mask)[:, :, None].astype(np.float32)
         states = sum(table[rows // _ROWS**n % _ROWS] for n, table in enumerate(tables)) * real  # (B, L, D)
         before = np.roll(np.pad(states, ((0, 0), (1, 0), (0, 0)))[:, :-1], 1, axis=2)
-        states = (states + BEFORE * before) * real
+        states = (states + PREVIOUS_WORD_WEIGHT * before) * real
         pooled = states.sum(1) / real.sum(1) ** 0.5  # (B, D)
-        return Encoded(ops.tensor(states), mask, ops.tensor(pooled))
+        return EncodedText(ops.tensor(states), mask, ops.tensor(pooled))
 
     return network
 

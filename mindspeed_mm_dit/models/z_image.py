@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import TIMES, Attention, concat_tokens, nonzero_mask, plain_norm, prefix_mask
 from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
-from mindspeed_mm_dit.models.positions import grid_positions, rotary_of_places
+from mindspeed_mm_dit.models.positions import grid_positions, rotary_at_positions
 
 Tensor = Any  # a tensor of the active framework
 NORM_EPS, TIME_HIDDEN = 1e-5, 1024
@@ -37,14 +37,14 @@ def rotary_positions(i: int, j: int, k: int, theta: float, L: int, h: int, w: in
     """
     padding, text = np.zeros((padded_length(h * w) - h * w, 3)), np.zeros((L, 3))
     text[:, 0] = 1 + np.arange(L)
-    return rotary_of_places(np.concatenate([grid_positions(h, w), padding, text]), (i, j, k), theta)
+    return rotary_at_positions(np.concatenate([grid_positions(h, w), padding, text]), (i, j, k), theta)
 
 
 @ops.from_host(lambda i, theta, units: (units, 2, 1, i // 2))
 def first_axis_after_text(i: int, theta: float, units: int) -> np.ndarray:
     """Return cosines and sines of an image's first axis after texts of 1, 2, ... units, (units, 2, 1, i / 2)."""
     ends = 1 + UNIT * np.arange(1, units + 1)[:, None]
-    return rotary_of_places(ends, (i,), theta).transpose(1, 0, 2)[:, :, None]
+    return rotary_at_positions(ends, (i,), theta).transpose(1, 0, 2)[:, :, None]
 
 
 class FeedForward(nn.Module):

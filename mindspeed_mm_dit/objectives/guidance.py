@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import BYTES, MOST_GUIDANCE, number, short_repr
+from mindspeed_mm_dit.configs.limits import BYTES, MAX_GUIDANCE, number, shorten_repr
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.objectives.registry import ModelFn
@@ -44,11 +44,11 @@ class Guidance:
     pixels ("token", Qwen-Image), or of the whole "sample" where it is longer (Z-Image). None: leave it as it is."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", number("--cfg-scale", self.scale, 0.0, MOST_GUIDANCE))
+        object.__setattr__(self, "scale", number("--cfg-scale", self.scale, 0.0, MAX_GUIDANCE))
         if not isinstance(self.channels, str) or self.channels not in get_args(GuidedChannels):
-            raise ConfigError(f"--cfg-channels = {short_repr(self.channels)}", "must be '3' or 'all'")
+            raise ConfigError(f"--cfg-channels = {shorten_repr(self.channels)}", "must be '3' or 'all'")
         if self.rescale is not None and self.rescale not in get_args(Rescale):
-            raise ConfigError(f"--cfg-rescale = {short_repr(self.rescale)}", "must be 'token' or 'sample'")
+            raise ConfigError(f"--cfg-rescale = {shorten_repr(self.rescale)}", "must be 'token' or 'sample'")
         try:
             low, high = (
                 number("--cfg-interval", end, 0.0, 1.0) for end in self.interval if not isinstance(self.interval, BYTES)
@@ -56,7 +56,7 @@ class Guidance:
         except (TypeError, ValueError, ConfigError):
             low, high = 1.0, 0.0
         if low > high:
-            what = f"--cfg-interval = {short_repr(self.interval)}"
+            what = f"--cfg-interval = {shorten_repr(self.interval)}"
             raise ConfigError(what, "must be two numbers with 0 <= low <= high <= 1")
         object.__setattr__(self, "interval", (low, high))
 
@@ -130,7 +130,7 @@ def guided_network(
     return model_fn
 
 
-def by_noise_level(boundary: float, high: ModelFn, low: ModelFn) -> ModelFn:
+def switch_experts(boundary: float, high: ModelFn, low: ModelFn) -> ModelFn:
     """Return the ``ModelFn`` of two experts: ``high`` at noise levels from ``boundary`` on, ``low`` below it."""
 
     def model_fn(x_t: Tensor, t: Tensor, noise: float | np.ndarray) -> Tensor:

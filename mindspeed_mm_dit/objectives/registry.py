@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import MOST_STEPS, check_between, short_repr
+from mindspeed_mm_dit.configs.limits import MAX_STEPS, check_between, shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.order import VALIDATION_START, Stream, evenly_spread, normals
+from mindspeed_mm_dit.data.order import VALIDATION_START, Stream, normals, van_der_corput
 from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
 from mindspeed_mm_dit.registry import Registry
 
@@ -34,7 +34,7 @@ NOISE_LEVEL = "noise_level"
 
 def check_steps(config: Any, steps: int, options: Any) -> None:
     """Raise ConfigError unless ``steps`` is in the range of every sampler."""
-    check_between("--steps", steps, 1, MOST_STEPS, "use fewer")
+    check_between("--steps", steps, 1, MAX_STEPS, "use fewer")
 
 
 class Sampler(NamedTuple):
@@ -101,13 +101,13 @@ def objective_of(config: Any) -> Objective:
     return OBJECTIVES[config.model_id]
 
 
-def draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
+def training_draw(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
     """Return the function that draws training batches: (seed, sample indices, shape of a latent) -> arrays by name."""
     return partial(objective_of(config).draws, config)
 
 
-def validation_draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
-    """Return the function that draws held-out batches, with the signature of ``draw_of``.
+def validation_draw(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...]], Arrays]:
+    """Return the function that draws held-out batches, with the signature of ``training_draw``.
 
     Their times cover the noise levels evenly, whatever the distribution of training times. Each sample's noise level is
     in the batch as ``NOISE_LEVEL``.
@@ -115,7 +115,7 @@ def validation_draw_of(config: Any) -> Callable[[int, np.ndarray, tuple[int, ...
 
     def draw(seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:
         points = sample_indices - VALIDATION_START + 1  # (skips point 0, the data, where weights may be infinite)
-        noise_levels = evenly_spread(points)
+        noise_levels = van_der_corput(points)
         noise = normals(seed, Stream.NOISE, sample_indices, shape)
         return {
             **objective_of(config).draws_at(config, noise_levels, noise),
@@ -134,7 +134,7 @@ def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
     samplers = objective_of(config).samplers
     if not isinstance(name, str):
         raise ConfigError(
-            f"{flag} = {short_repr(name)}", "must be the name of a sampler", f"use one of {', '.join(samplers)}"
+            f"{flag} = {shorten_repr(name)}", "must be the name of a sampler", f"use one of {', '.join(samplers)}"
         )
     if name not in samplers:
         others = [model_id for model_id, objective in OBJECTIVES.items() if name in objective.samplers]
@@ -151,7 +151,7 @@ def sampler_options(config: Any, name: str, values: Mapping[str, Any]) -> Any:
     for key, value in values.items():
         if key not in known:
             raise ConfigError(
-                f"{flag_of(str(key))} = {short_repr(value)}",
+                f"{flag_of(str(key))} = {shorten_repr(value)}",
                 f"is not an option of the sampler {name!r}",
                 f"it has {', '.join(map(flag_of, known))}" if known else "leave it out",
             )

@@ -58,7 +58,7 @@ class Optimizer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenOptimizer:
     """An optimizer with its settings, as used by engines, checkpoints and plans."""
 
     name: str

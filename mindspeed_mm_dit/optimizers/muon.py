@@ -13,7 +13,7 @@ from typing import Any, Literal
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import Optimizer, Parameter, Rule, Tensor, flag, require
 
-SMALLEST_NORM = 1e-7
+MIN_NORM = 1e-7
 """Lower bound of the norm that a matrix is divided by."""
 QUINTIC = (3.4445, -4.775, 2.0315)
 """Coefficients of the iteration: steep at 0, and near 1 from about 0.1 on."""
@@ -53,8 +53,8 @@ def change(
     return (1 - mu) * gradient + mu * momentum if config.muon_nesterov else momentum, momentum
 
 
-def orthogonalised(
-    x: Tensor, steps: int, quintic: tuple[float, float, float] = QUINTIC, smallest_norm: float = SMALLEST_NORM
+def orthogonalize(
+    x: Tensor, steps: int, quintic: tuple[float, float, float] = QUINTIC, smallest_norm: float = MIN_NORM
 ) -> Tensor:
     """Return matrices x (n, rows, columns) with singular values brought near 1 (Newton-Schulz), in the dtype of x."""
     a, b, c = quintic
@@ -75,7 +75,7 @@ def scale_of(mode: Scale, rows: int, columns: int) -> float:
 def update_matrices(config: MuonConfig, x: Tensor, numbers: tuple[Any, ...]) -> Tensor:
     """Return the amount to subtract from matrices with momentum x (n, rows, columns)."""
     (lr,) = numbers
-    return lr * scale_of(config.muon_scale_mode, *x.shape[-2:]) * orthogonalised(x, config.muon_num_ns_steps)
+    return lr * scale_of(config.muon_scale_mode, *x.shape[-2:]) * orthogonalize(x, config.muon_num_ns_steps)
 
 
 RULE = Rule(("momentum_buffer",), change, update_matrices=update_matrices)

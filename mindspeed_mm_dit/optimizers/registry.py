@@ -9,13 +9,13 @@ from typing import Any
 
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, nearest
 from mindspeed_mm_dit.optimizers.adam import ADAM
-from mindspeed_mm_dit.optimizers.contract import Chosen, Optimizer
+from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer, Optimizer
 from mindspeed_mm_dit.registry import Registry
 
 DEFAULT = "adam"
 OPTIMIZERS = Registry[Optimizer]("optimizer")
 
-ADAMW = Chosen(DEFAULT, ADAM.config(), ADAM)
+ADAMW = ChosenOptimizer(DEFAULT, ADAM.config(), ADAM)
 """The optimizer of a run that does not choose one."""
 
 
@@ -36,32 +36,32 @@ def settings() -> dict[str, tuple[dataclasses.Field[Any], list[str]]]:
     return owners_by_setting
 
 
-def chosen_by(name: str, flags: Mapping[str, Any]) -> Chosen:
+def optimizer_from_flags(name: str, flags: Mapping[str, Any]) -> ChosenOptimizer:
     """Return the optimizer ``name`` with its settings from the flags ``flags``.
 
     Raises:
         ConfigError: there is no optimizer of that name, or a setting is invalid.
     """
     record = _find(name)
-    return Chosen(name, record.config(**{setting: flags[setting] for setting in _names(record)}), record)
+    return ChosenOptimizer(name, record.config(**{setting: flags[setting] for setting in _names(record)}), record)
 
 
 def check_flags(name: str, flags: Mapping[str, Any]) -> None:
-    """Check as :func:`chosen_by` does, and raise ConfigError for a setting that the chosen optimizer does not have."""
-    chosen_by(name, flags)
+    """Check as :func:`optimizer_from_flags` does, and raise ConfigError for a setting that the optimizer lacks."""
+    optimizer_from_flags(name, flags)
     for setting, (field, owners) in settings().items():
         if name not in owners and (value := flags[setting]) != field.default:
             reason, cure = f"means nothing to --optimizer {name}", f"leave it out, or use {' or '.join(owners)}"
             raise ConfigError(f"{flag_of(setting)} = {value}", reason, cure)
 
 
-def optimizer_facts(chosen: Chosen) -> dict[str, Any]:
+def optimizer_facts(chosen: ChosenOptimizer) -> dict[str, Any]:
     """Return the flags and values that run.json saves for an optimizer."""
     values = {flag_of(name): getattr(chosen.config, name) for name in _names(chosen.optimizer)}
     return {"--optimizer": chosen.name, **values}
 
 
-def chosen_in(settings: Any, path: object) -> Chosen:
+def optimizer_from_facts(settings: Any, path: object) -> ChosenOptimizer:
     """Return the optimizer named by ``settings``, from the run.json of ``path``; AdamW if they name none.
 
     The settings come from :func:`optimizer_facts` or another program.
@@ -76,7 +76,9 @@ def chosen_in(settings: Any, path: object) -> Chosen:
             str(path), f"was trained with the optimizer {name!r}", "install the package that provides it"
         )
     record = OPTIMIZERS[name]
-    return Chosen(name, record.config(**{n: facts[flag_of(n)] for n in _names(record) if flag_of(n) in facts}), record)
+    return ChosenOptimizer(
+        name, record.config(**{n: facts[flag_of(n)] for n in _names(record) if flag_of(n) in facts}), record
+    )
 
 
 def _names(record: Optimizer) -> list[str]:

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.predictor import Parameter, Parameters, PredictorConfig, count
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
-from mindspeed_mm_dit.optimizers.contract import Chosen
+from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 
 
@@ -48,7 +48,7 @@ CARDS = {"4090": 24, "L40S": 48, "H100": 80, "H200": 141, "B200": 192}
 """Memory in GiB of the devices whose peak a plan assumes if only the memory is known; ascending."""
 
 
-def card_with(gib: float) -> str:
+def smallest_card(gib: float) -> str:
     """Return the smallest of CARDS with ``gib`` of memory, or the largest of all."""
     return next((name for name, memory in CARDS.items() if memory >= gib), list(CARDS)[-1])
 
@@ -61,7 +61,9 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
     return None
 
 
-def utilisation(images_per_second: float, flop_per_image: float, peak: float | None, devices: int = 1) -> float | None:
+def model_flop_utilization(
+    images_per_second: float, flop_per_image: float, peak: float | None, devices: int = 1
+) -> float | None:
     """Return the MFU: useful arithmetic / peak of all ``devices``, in [0, 1]; None if the peak is unknown."""
     return None if peak is None else images_per_second * flop_per_image / (peak * 1e12 * devices)
 
@@ -93,7 +95,7 @@ class Placement:
     """Number of ranks that share the tokens of a sample (--context-parallel-size)."""
     averages: int = 1
     """Number of EMAs of the weights: the plain one, and those of --power-ema-stds."""
-    optimizer: Chosen = ADAMW
+    optimizer: ChosenOptimizer = ADAMW
     """The optimizer."""
     offloaded: bool = False
     """Whether weights, gradients, optimizer state and EMA are in the machine's memory (fsdp2.yaml: offload_to_cpu)."""
@@ -127,7 +129,7 @@ class Memory:
     """Kept from forward to backward."""
     workspace_per_image: int
     """Temporary: gradients of activations, one recomputed block, the autoencoder's layers."""
-    in_machine: int = 0
+    host_bytes_offloaded: int = 0
     """What lies in the machine's memory instead of the first four, for each rank."""
 
     @property
@@ -160,7 +162,7 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     on_device = dict.fromkeys(state, 0) if placement.offloaded else state
     return Memory(
         **on_device,
-        in_machine=sum(state.values()) if placement.offloaded else 0,
+        host_bytes_offloaded=sum(state.values()) if placement.offloaded else 0,
         gathered=max(_gathered_bytes(model, placement), _stepped_bytes(parameters, placement.optimizer)),
         vae=sum(encoder.weight_bytes() for encoder in encoders) if online_vae else 0,
         activations_per_image=activations,
@@ -168,7 +170,7 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     )
 
 
-def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) -> int:
+def optimizer_bytes(parameters: Parameters, optimizer: ChosenOptimizer, shards: int = 1) -> int:
     """Return the bytes of optimizer state on the fullest of ``shards`` ranks, without its step counters."""
 
     def state_bytes(p: Parameter) -> int:
@@ -177,12 +179,12 @@ def optimizer_bytes(parameters: Parameters, optimizer: Chosen, shards: int = 1) 
     return sum(state_bytes(p) for p in parameters.values() if p.trained)
 
 
-def gathered_elements(parameters: Parameters, optimizer: Chosen) -> int:
+def gathered_elements(parameters: Parameters, optimizer: ChosenOptimizer) -> int:
     """Return the elements whose shards an optimizer step must gather, because it needs their whole change."""
     return count(p for p in parameters.values() if p.trained and optimizer.rule_of(p).update_matrices)
 
 
-def _stepped_bytes(parameters: Parameters, optimizer: Chosen) -> int:
+def _stepped_bytes(parameters: Parameters, optimizer: ChosenOptimizer) -> int:
     """Return the bytes for stepping the largest whole matrix: its change, the result, and intermediate products."""
     matrix_sizes = (count([p]) for p in parameters.values() if optimizer.rule_of(p).update_matrices)
     return 4 * _MATRIX_COPIES * max(matrix_sizes, default=0)
@@ -193,7 +195,7 @@ def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int
 
     Temporary memory is that of the gradients of a large tensor and the next, and one recomputed block.
     """
-    passed = forward_pass(model, placement.precision.way, placement.sequence_ranks)
+    passed = forward_pass(model, placement.precision.mode, placement.sequence_ranks)
     by_loss = 4 * model.diffusion.saved_tensors * math.prod(model.latent_shape)  # always float32
     saved = passed.saved_bytes(placement.recompute) + by_loss // placement.sequence_ranks
     return saved, 2 * passed.widest_bytes + (passed.largest_block_bytes() if placement.recompute else 0)
@@ -201,11 +203,11 @@ def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int
 
 def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
     parameters = parameters_of(model)
-    if placement.precision.way == "autocast":
+    if placement.precision.mode == "autocast":
         return 2 * parameters.num_elements()  # a copy of each weight is kept until backward is over
-    if placement.shard_ranks == 1 and placement.precision.way is None and not placement.offloaded:
+    if placement.shard_ranks == 1 and placement.precision.mode is None and not placement.offloaded:
         return 0
-    element = 2 if placement.precision.way == "fsdp2" else 4
+    element = 2 if placement.precision.mode == "fsdp2" else 4
     largest = max(map(count, parameters.by_block().values()))
     if not placement.reshard_after_forward:
         return element * (parameters.num_elements() + largest)
@@ -226,13 +228,13 @@ class MemoryLimit:
     """Its name in errors."""
     num_bytes: int
     """Its size."""
-    sharers: int = 1
+    num_processes: int = 1
     """Number of ranks that share it."""
 
 
 def check_model_fits(model: ModelConfig, limit: MemoryLimit) -> None:
     """Raise ConfigError unless the unsharded float32 weights of all ranks fit into ``limit``."""
-    need = limit.sharers * host_bytes(model.predictor)
+    need = limit.num_processes * host_bytes(model.predictor)
     _check(model.predictor, need, "the weights of {} parameters need {}", limit)
 
 
@@ -241,19 +243,19 @@ def check_state_fits(model: ModelConfig, placement: Placement, limit: MemoryLimi
 
     The plan is exact about these, so a run that is refused could not have worked.
     """
-    need = limit.sharers * state_bytes(memory(model, placement))
+    need = limit.num_processes * state_bytes(memory(model, placement))
     _check(model.predictor, need, "weights, gradients, optimizer state and average of {} parameters need {}", limit)
 
 
-def tight_step(
+def memory_warning(
     model: ModelConfig, placement: Placement, micro_batch_size: int, online_vae: bool, limit: MemoryLimit
 ) -> str | None:
     """Return a warning if the plan estimates that a step needs more than ``limit`` has, else None."""
     plan = memory(model, placement, online_vae)
-    need = limit.sharers * plan.total(micro_batch_size)
+    need = limit.num_processes * plan.total(micro_batch_size)
     if need <= limit.num_bytes:
         return None
-    largest = plan.largest_micro_batch(limit.num_bytes / limit.sharers)
+    largest = plan.largest_micro_batch(limit.num_bytes / limit.num_processes)
     advice = f"a micro-batch of {largest} fits" if largest else "no micro-batch fits"
     return (
         f"warning: --micro-batch-size = {micro_batch_size}: a step may need {_gib(need)}, and {limit.name} has "
@@ -275,7 +277,7 @@ def state_bytes(plan: Memory) -> int:
 def _check(predictor: PredictorConfig, need: int, sentence: str, limit: MemoryLimit) -> None:
     if need > limit.num_bytes:
         name = dominant_setting(predictor)
-        shared = f", which {limit.sharers} ranks share" if limit.sharers > 1 else ""
+        shared = f", which {limit.num_processes} ranks share" if limit.num_processes > 1 else ""
         raise ConfigError(
             f"predictor.{name} = {getattr(predictor, name)}",
             f"{sentence.format(f'{parameters_of(predictor).num_elements():,}', _gib(need))}, and {limit.name} has "

@@ -14,7 +14,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
 from mindspeed_mm_dit.configs.files import UnusableFile, lines_of, read_npy
-from mindspeed_mm_dit.configs.limits import BYTES, short_repr
+from mindspeed_mm_dit.configs.limits import BYTES, shorten_repr
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.clip_reader import grey
 from mindspeed_mm_dit.data.transforms import flatten, load_still, opacity_of, still_size
@@ -28,7 +28,7 @@ from mindspeed_mm_dit.terminal import logger, plain
 if TYPE_CHECKING:
     from mindspeed_mm_dit.sampling.load import CheckpointDescription
 
-MOST_IMAGES, MOST_VIDEOS = 1_000_000, 10_000
+MAX_IMAGES, MAX_VIDEOS = 1_000_000, 10_000
 """Most samples of one request; the usual scores take 50,000 images."""
 DEFAULT_CLASSES = 10
 _WORDS = {"label": "classes", "caption": "texts", "vector": "vectors", "image": "images"}
@@ -116,7 +116,7 @@ def check_takes(item: str, conditions: Conditions, flag: str, value: Any) -> Non
         return
     known = [setting for setting in dataclasses.fields(SampleRequest) if setting.metadata["item"] in items]
     inputs = " and ".join(_WORDS.get(name, name) for name in items)
-    what = f"{flag} = {short_repr(value)}" if isinstance(value, (int, str)) else flag
+    what = f"{flag} = {shorten_repr(value)}" if isinstance(value, (int, str)) else flag
     cure = f"use {word_of(known[0])}" if known else "leave it out"
     raise ConfigError(what, f"this model is conditioned on {inputs}, not on {_WORDS[item]}", cure)
 
@@ -133,7 +133,7 @@ def _as_list(flag: str, argument: Any, missing: str = "", cure: str = "") -> lis
     except TypeError:
         items = None
     if items is None:
-        raise ConfigError(f"{flag} = {short_repr(argument)}", "is not a list")
+        raise ConfigError(f"{flag} = {shorten_repr(argument)}", "is not a list")
     if not items:
         raise ConfigError(flag, "is empty", "request at least one")
     return items
@@ -197,10 +197,10 @@ def _pixels(image: Any, flag: str, config: ModelConfig) -> np.ndarray:
         raise ConfigError(f"{flag} = {image}", str(problem)) from None
     except AttributeError:
         cure = "pass a file, a PIL image or an array"
-        raise ConfigError(f"{flag} = {short_repr(image)}", "is not an image", cure) from None
+        raise ConfigError(f"{flag} = {shorten_repr(image)}", "is not an image", cure) from None
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (channels, 3):
         raise ConfigError(
-            f"{flag}: {image.dtype} of shape {short_repr(image.shape)}", f"is not (H, W, {channels}) of uint8"
+            f"{flag}: {image.dtype} of shape {shorten_repr(image.shape)}", f"is not (H, W, {channels}) of uint8"
         )
     pixels = np.moveaxis(image, 2, 0)
     return pixels if len(pixels) == channels else grey(pixels[:, None])[:, 0]
@@ -267,7 +267,7 @@ def check_prompts(
     """
     for prompt in prompts:
         if not isinstance(prompt, str):
-            raise ConfigError(f"{flag}: {short_repr(prompt)}", "is not a string")
+            raise ConfigError(f"{flag}: {shorten_repr(prompt)}", "is not a string")
     if tokenizers is None:
         tokenizers = [open_tokenizer(section) for section in config.text_encoders if prompts]
     for tokenizer in tokenizers:
@@ -323,7 +323,7 @@ def split_classes(text: str, names: Sequence[str]) -> list[str]:
     return parts
 
 
-def in_a_list(name: str) -> str:
+def quote_class_name(name: str) -> str:
     """Return a class name as it is written in a list."""
     quoted = "," in name or name.startswith('"') or name != name.strip()
     return '"' + name.replace('"', '""') + '"' if quoted else name
@@ -338,9 +338,9 @@ def labels_of(requested: Sequence[str], names: Sequence[str], num_classes: int) 
     """
     labels = {part: _labels_in_part(part, requested, names, num_classes) for part in dict.fromkeys(requested)}
     total = sum(len(labels[part]) for part in requested)
-    if total > MOST_IMAGES:
+    if total > MAX_IMAGES:
         raise ConfigError(
-            "--classes", f"lists {total:,} labels, and at most {MOST_IMAGES:,} samples are generated at once"
+            "--classes", f"lists {total:,} labels, and at most {MAX_IMAGES:,} samples are generated at once"
         )
     return [label for part in requested for label in labels[part]]
 
@@ -384,7 +384,7 @@ def _is_number(text: str) -> bool:
 def _refuse_class(requested: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
     known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
     raise ConfigError(
-        f"--classes = {short_repr(','.join(requested))}",
-        f"{short_repr(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
+        f"--classes = {shorten_repr(','.join(requested))}",
+        f"{shorten_repr(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
         (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
     )

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.errors import ConvergenceError, DataError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.models.autoencoder import to_pixels
 from mindspeed_mm_dit.models.frames import insert_frames
-from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network, switch_experts
 from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
 from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions
 from mindspeed_mm_dit.sampling.load import Experts
@@ -46,7 +46,7 @@ def generate_on_ranks(folder: Path, model: Any, plan: SamplePlan, experts: Exper
         DataError: a part from another rank is missing.
     """
     config, request, conditions = plan
-    batches = batches_of(len(conditions), request.batch_size)
+    batches = even_batches(len(conditions), request.batch_size)
     mine = batches[runtime.rank() :: runtime.world_size()]
     with progress("sampling", total=(request.steps or 0) * sum(map(len, mine)), unit="sample-step") as bar:
         request = replace(request, on_step=bar.update)
@@ -78,7 +78,7 @@ def _joined(folder: Path, batches: list[np.ndarray]) -> np.ndarray:
     return images
 
 
-def batches_of(count: int, batch_size: int) -> list[np.ndarray]:
+def even_batches(count: int, batch_size: int) -> list[np.ndarray]:
     """Return the numbers 0 ... count - 1 in batches of about the same size, none larger than ``batch_size``."""
     return np.array_split(np.arange(count), max(1, -(-count // batch_size)))
 
@@ -108,7 +108,7 @@ def generate(
         unconditional = _encoded(model, guided, unconditional_arrays(guided, conditions.instead, tokenizers))
         batches = [
             _generate_batch(model, config, conditions.at(rows), unconditional, request, experts)
-            for rows in batches_of(len(conditions), request.batch_size)
+            for rows in even_batches(len(conditions), request.batch_size)
         ]
     samples = np.moveaxis(np.concatenate(batches), 2, -1)
     return samples if request.path > 1 else samples[:, -1]
@@ -139,7 +139,7 @@ def _generate_batch(
     negative = {name: np.repeat(row, count, 0) for name, row in unconditional.items()}
     trajectory: list[Any] = []
     numbers = conditions.first_number + np.arange(count)
-    for state in states(model, config, condition, numbers, request, negative, experts):
+    for state in trajectory_states(model, config, condition, numbers, request, negative, experts):
         trajectory = [*trajectory, state] if request.path > 1 else [state]
         if request.on_step is not None:
             request.on_step(count)
@@ -164,7 +164,7 @@ def decode(autoencoder: Any, latents: Any, pixels: int) -> np.ndarray:
     return np.concatenate([ops.numpy(autoencoder.decode(part)) for part in parts])
 
 
-def states(
+def trajectory_states(
     model: Any,
     config: ModelConfig,
     condition: Arrays,
@@ -205,7 +205,7 @@ def states(
             guided_network(precise(network), conditional, negative, replace(guidance, scale=scale))
             for network, scale in zip(experts.networks(model.predictor), scales)
         )
-        model_fn = by_noise_level(experts.boundary, high, low)
+        model_fn = switch_experts(experts.boundary, high, low)
     shape = config.latent_shape
     start = ops.tensor(normals(request.seed, Stream.SAMPLE_START, numbers, shape))
 

@@ -10,14 +10,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source, settings_that_differ
+from mindspeed_mm_dit.checkpoint.adapting import adapt_weights, base_digest, differing_settings, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, format_of, read_weights
-from mindspeed_mm_dit.checkpoint.lora import ScaledLora, adapter_facts, merged, read_adapter, read_all
-from mindspeed_mm_dit.checkpoint.state import LEARNED, check_names, learned_apart, shapes_of, without_projectors
-from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, COMMAND, of_newest, read_facts
+from mindspeed_mm_dit.checkpoint.lora import ScaledLora, adapter_facts, merge_adapters, read_adapter, read_adapters
+from mindspeed_mm_dit.checkpoint.state import (
+    LEARNED_SETTINGS,
+    check_names,
+    first_differing_setting,
+    shapes_of,
+    without_projectors,
+)
+from mindspeed_mm_dit.checkpoint.store import BASE, BASE_FROM, COMMAND, read_facts, read_newest
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
-from mindspeed_mm_dit.configs.files import content_of
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.files import list_first_names
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
@@ -67,7 +73,7 @@ def describe(request: ModelRequest, flag: str = CHECKPOINT) -> CheckpointDescrip
         ConfigError: model.json is missing or wrong, the model does not fit this machine, adapters are of another
             network, or two experts do not belong together.
     """
-    described = of_newest(request.checkpoint, flag, lambda path: _described(path, request.model, flag))
+    described = read_newest(request.checkpoint, flag, lambda path: _described(path, request.model, flag))
     predictor = described.config.predictor.with_guidance(request.network_guidance)
     config = replace(described.config, predictor=predictor)
     adapters = _read_adapters(request.lora, config, "--low-noise-lora" if flag == LOW else "--lora")
@@ -76,7 +82,7 @@ def describe(request: ModelRequest, flag: str = CHECKPOINT) -> CheckpointDescrip
     if second is None:
         for name, value in (("--boundary", request.boundary), ("--low-noise-lora", request.low_noise_lora or None)):
             if value is not None:
-                raise ConfigError(f"{name} = {short_repr(value)}", *ONE_NETWORK)
+                raise ConfigError(f"{name} = {shorten_repr(value)}", *ONE_NETWORK)
         return described
     model, weights, loras = request.model, request.weights, request.low_noise_lora
     low = describe(ModelRequest(second, model=model, weights=weights, lora=loras), LOW)
@@ -113,7 +119,7 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
         recorded = model_config_from_mapping(facts["model"], str(path))
     except (KeyError, UserError):  # unknown or unreadable: the case that --model is for
         return
-    if apart := learned_apart(config, recorded):
+    if apart := first_differing_setting(config, recorded):
         name, value, recorded_value = apart
         cure = "leave out --model: the checkpoint contains its model.json"
         raise ConfigError(f"{what}: {name} = {value!r}", f"{path} was trained with {recorded_value!r}", cure)
@@ -121,7 +127,7 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
 
 def _read_adapters(files: Sequence[str], config: ModelConfig, flag: str) -> list[ScaledLora]:
     """Read adapters, FILE or FILE:STRENGTH each, which must fit ``config``, and log what was assumed about them."""
-    adapters = read_all(files, parameters_of(config).shapes(), flag, config) if files else []
+    adapters = read_adapters(files, parameters_of(config).shapes(), flag, config) if files else []
     for note in (note for adapter, _ in adapters for note in adapter.notes if runtime.rank() == 0):
         logger.warning(f"note: {note}")
     return adapters
@@ -141,7 +147,7 @@ def load_model(
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
     if bf16:
-        runtime.bf16_products(model.predictor)
+        runtime.cast_products_to_bf16(model.predictor)
     if torch_compile:
         runtime.compile_blocks(model.blocks)
     return runtime.freeze(model)
@@ -239,12 +245,12 @@ def check_weaker(weaker: Any, config: ModelConfig) -> None:
     described = getattr(weaker, "description", None)
     if not isinstance(described, CheckpointDescription):
         raise ConfigError(
-            f"{WEAKER} = {short_repr(weaker)}", "is not a model", "pass what mindspeed_mm_dit.load returns"
+            f"{WEAKER} = {shorten_repr(weaker)}", "is not a model", "pass what mindspeed_mm_dit.load returns"
         )
     what = f"{WEAKER} = {described.path}"
     if described.low is not None:
         raise ConfigError(what, "has two experts, and guidance takes one network", "name another")
-    learned = (*LEARNED["diffusion"], "data_time")
+    learned = (*LEARNED_SETTINGS["diffusion"], "data_time")
     parts: dict[str, Callable[[ModelConfig], Any]] = {
         "other latents": lambda c: (c.ae.model_id, len(c.latent_shape), c.latent_shape[0]),
         "other conditions": lambda c: [{**vars(k), "kind": type(k), "dropout": 0} for k in c.predictor.conditions],
@@ -273,13 +279,13 @@ def weights_of(description: CheckpointDescription) -> Arrays:
     Raises CheckpointError if the base is no longer where the run read it.
     """
     weights = _weights_of_network(description)
-    return merged(weights, description.adapters) if description.adapters else weights
+    return merge_adapters(weights, description.adapters) if description.adapters else weights
 
 
 def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
     """Return the weights in a file or a diffusers folder, whose config.json must describe the same network."""
     state = FORMATS[kind].read(path)
-    if state.predictor is not None and (differences := settings_that_differ(state.predictor, config.predictor)):
+    if state.predictor is not None and (differences := differing_settings(state.predictor, config.predictor)):
         cure = "give the model.json of this network: --model"
         raise CheckpointError(
             f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differences.values())}", cure
@@ -303,9 +309,11 @@ def _weights_of_network(description: CheckpointDescription) -> Arrays:
     cure = f"name its base: --checkpoint BASE --lora {path}"
     if not base_path.exists():
         raise CheckpointError(what, f"contains adapters, and their base is not at {base_path}", cure)
-    tensors = begin(read_source(base_path, predictor), predictor, description.classes, int(facts.get("seed", 0)))
+    tensors = adapt_weights(
+        read_source(base_path, predictor), predictor, description.classes, int(facts.get("seed", 0))
+    )
     base = {name: value for name, value, _ in tensors}
-    if digest_of_base(base) != adapter[BASE]:
+    if base_digest(base) != adapter[BASE]:
         reason = f"contains adapters, and {base_path} is not the base model they were trained on"
         raise CheckpointError(what, reason, cure)
     weights: dict[str, np.ndarray] = read_adapter(path, use_ema=use_ema).merged(base)
@@ -332,7 +340,7 @@ def _format_of_folder(path: Path) -> str:
         return kind
     raise CheckpointError(
         f"--checkpoint = {path}",
-        f"is not a checkpoint: contains {content_of(path)}; expected folders such as iter_0001000, or the files of one "
-        "(.metadata of PyTorch, state.ckpt of MindSpore)",
+        f"is not a checkpoint: contains {list_first_names(path)}; expected folders such as iter_0001000, or the files "
+        "of one (.metadata of PyTorch, state.ckpt of MindSpore)",
         "name the --save folder of the run, or a .pt, .safetensors or .ckpt file",
     )

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from mindspeed_mm_dit.configs.files import reason_of
-from mindspeed_mm_dit.configs.limits import check_between, number, path_of
+from mindspeed_mm_dit.configs.files import error_text
+from mindspeed_mm_dit.configs.limits import check_between, expand_path, number
 from mindspeed_mm_dit.configs.run import check_output_file, check_output_folder
 from mindspeed_mm_dit.data.video_file import pyav, write_video
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.pages import write
-from mindspeed_mm_dit.sampling.pictures import ENDINGS, check_size, draw_grid, drawable, stacked, to_pil_image
+from mindspeed_mm_dit.sampling.pictures import ENDINGS, check_size, draw_grid, font_for, stacked, to_pil_image
 from mindspeed_mm_dit.sampling.request import naming_arguments
 
 
@@ -58,7 +58,7 @@ def save_each(folder: Path, images: np.ndarray, labels: np.ndarray | None, title
             (folder / f"{name}.txt").write_text(title + "\n", encoding="utf-8")
 
 
-MOST_PICTURES = 2000
+MAX_PICTURES = 2000
 """Most images on one page; at 256 x 256 pixels they take some 300 MB."""
 SIDE_PIXELS = 96
 """Smaller images are shown enlarged to at least this."""
@@ -85,7 +85,7 @@ def write_gallery(
 
 FPS = 16.0
 """Frames per second of written videos: Wan's."""
-MOST_FPS = {".gif": 50}
+MAX_FPS = {".gif": 50}
 """A GIF counts in hundredths of a second, and frames shorter than two of them are shown ten times as long."""
 ANIMATIONS = (".mp4", ".gif")
 CLIP_ENDINGS = (*ANIMATIONS, ".png", ".npz")
@@ -93,7 +93,7 @@ CLIP_ENDINGS = (*ANIMATIONS, ".png", ".npz")
 GAP_PIXELS, CELL_PIXELS, CAPTION_PIXELS = 2, 48, 18
 ANIMATION_PIXELS = 192
 """Smaller animations are enlarged, pixel by pixel, to at least this height."""
-MOST_PIXELS = 1 << 28
+MAX_VIDEO_PIXELS = 1 << 28
 """Most pixels in a picture of strips."""
 
 
@@ -112,7 +112,7 @@ def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None
         if height % 2 or width % 2:
             reason = f"MPEG-4 needs even height and width, and a frame is {height} x {width}"
             raise ConfigError(f"--output = {path}", reason, "use .gif, .png or .npz")
-    if ending == ".png" and count * frames * height * width > MOST_PIXELS:
+    if ending == ".png" and count * frames * height * width > MAX_VIDEO_PIXELS:
         raise ConfigError(f"--output = {path}", f"{count} videos make too large a picture", "use .mp4, .gif or .npz")
 
 
@@ -161,7 +161,7 @@ def draw_strips(clips: np.ndarray, titles: Sequence[str], least: int = CELL_PIXE
 
 def _fit_caption(caption: str, width: int) -> tuple[str, Any]:
     """Return ``caption``, cut to ``width`` pixels, and a font; question marks replace letters that no font has."""
-    text, font = drawable(caption)
+    text, font = font_for(caption)
     if font.getlength(text) <= width - 4:
         return text, font
     while text and font.getlength(text + "...") > width - 4:
@@ -216,7 +216,7 @@ class GeneratedSamples(Sequence[Any]):
 
         path: ``.png``, ``.jpg``, ``.npz``, ``.html``, or ``FOLDER/``; videos: ``.mp4``, ``.gif``, ``.png``, ``.npz``.
         """
-        output = Output(path_of("path", path), number("fps", fps, 0.1, 1000))
+        output = Output(expand_path("path", path), number("fps", fps, 0.1, 1000))
         output.check(self.titles, self.arrays.shape[1:-1])
         return output.save(self, {})
 
@@ -275,7 +275,7 @@ class Output:
             _check_page(self.name, len(titles))
 
     def _check_videos(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
-        check_between("--fps", self.fps, 0.1, MOST_FPS.get(self.ending, 1000))
+        check_between("--fps", self.fps, 0.1, MAX_FPS.get(self.ending, 1000))
         frames, height, width = size
         check_clips_file(self.path, len(titles), (frames, height, width))
 
@@ -294,7 +294,7 @@ class Output:
                 os.replace(file, os.path.realpath(folder / file.name))
         except OSError as error:
             cure = "free space on its disk, or name another output"
-            raise PlatformError(f"--output = {self.name}", f"cannot be written: {reason_of(error)}", cure) from None
+            raise PlatformError(f"--output = {self.name}", f"cannot be written: {error_text(error)}", cure) from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         first, *others = [str(folder / file.name) for file in files] or [self.name]
@@ -322,8 +322,8 @@ class Output:
 
 def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more images than a browser can show on one page."""
-    if num_images > MOST_PICTURES:
-        reason = f"{num_images:,} pictures are too many for one page: the limit is {MOST_PICTURES:,}"
+    if num_images > MAX_PICTURES:
+        reason = f"{num_images:,} pictures are too many for one page: the limit is {MAX_PICTURES:,}"
         cure = "request fewer, or name a folder, ending in /, for one file per image"
         raise ConfigError(f"--output = {output}", reason, cure)
 

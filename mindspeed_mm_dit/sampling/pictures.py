@@ -21,7 +21,7 @@ _PLACEHOLDER_FONTS = ("lastresort", "adobeblank", "adobenotdef")
 """Fonts that cover every letter, but draw only a box for each."""
 
 
-def drawable(text: str) -> tuple[str, Any]:
+def font_for(text: str) -> tuple[str, Any]:
     """Return ``text`` and a font that has all its letters, or else the font that has most of them.
 
     Question marks replace missing letters, and a note is printed once.
@@ -170,7 +170,7 @@ class _Layout(NamedTuple):
 
 def captioned(picture: Image.Image, caption: str) -> Image.Image:
     """Return ``picture`` with a border and a ``caption`` above it."""
-    text, font = drawable(caption)
+    text, font = font_for(caption)
     width = max(picture.width, math.ceil(font.getlength(text))) + 2 * BORDER_PIXELS
     whole = Image.new("RGB", (width, picture.height + CAPTION_PIXELS + 2 * BORDER_PIXELS), "white")
     ImageDraw.Draw(whole).text((BORDER_PIXELS + 4, BORDER_PIXELS), text, fill="black", font=font)
@@ -222,6 +222,6 @@ def _texts(titles: Sequence[str]) -> list[tuple[str, Any]]:
     texts = []
     for number, title in enumerate(titles):
         title = title if len(title) <= TITLE_LETTERS else title[: TITLE_LETTERS - 3] + "..."
-        text, font = drawable(title)
-        texts.append((text, font) if text.strip("? ") or not title.strip("? ") else drawable(str(number)))
+        text, font = font_for(title)
+        texts.append((text, font) if text.strip("? ") or not title.strip("? ") else font_for(str(number)))
     return texts

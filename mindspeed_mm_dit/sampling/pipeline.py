@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import LARGEST, short_repr, whole_number
+from mindspeed_mm_dit.configs.limits import MAX_INT64, shorten_repr, whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.conditions import kind_of, request_arrays
-from mindspeed_mm_dit.data.order import Stream, coins, normals
+from mindspeed_mm_dit.data.order import Stream, bernoulli, normals
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
@@ -129,7 +129,7 @@ class Pipeline:
         if self.experts is not None:
             raise ConfigError("loss", "needs a single expert, and this pipeline has two", "load the one that you train")
         pixels, shape = self._check_pixels(np.asarray(pixels))
-        step, seed = whole_number("step", step, 0, LARGEST // len(pixels) - 1), whole_number("seed", seed, 0)
+        step, seed = whole_number("step", step, 0, MAX_INT64 // len(pixels) - 1), whole_number("seed", seed, 0)
         sample_indices = step * len(pixels) + np.arange(len(pixels))
         if classes is None and self.config.predictor.conditions.label is not None:
             raise ConfigError("classes", "is missing: this model is conditioned on it")
@@ -147,7 +147,7 @@ class Pipeline:
 
     def _check_pixels(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return a training batch and the shape of its latents; raises ConfigError if it is not a batch."""
-        axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {short_repr(pixels.shape)}"
+        axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {shorten_repr(pixels.shape)}"
         if pixels.dtype != np.uint8 or pixels.ndim != 1 + axes or not pixels.size:
             letters = "(B, C, H, W)" if axes == 3 else "(B, C, F, H, W)"
             raise ConfigError(what, f"are not {letters} of uint8", "pass values from 0 to 255")
@@ -164,7 +164,7 @@ class Pipeline:
         arrays, numbers = dict(request_arrays(conditions.guided, values, tokenizers)), conditions.dropout_keys()
         for condition in conditions.guided:  # (the frames of a clip are among its pixels)
             dropout = CAPTION_DROPOUT if condition.item == "caption" else condition.dropout
-            drops = coins(seed, Stream.LABEL_DROP, sample_indices, dropout, numbers[condition.dropout_key])
+            drops = bernoulli(seed, Stream.LABEL_DROP, sample_indices, dropout, numbers[condition.dropout_key])
             for name, unconditional in kind_of(condition).unconditional(condition, None, tokenizers).items():
                 arrays[name] = np.where(
                     drops.reshape(-1, *(1 for _ in unconditional.shape[1:])), unconditional, arrays[name]

@@ -15,7 +15,12 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.objectives.guidance import Guidance
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
-from mindspeed_mm_dit.sampling.conditions import MOST_IMAGES, MOST_VIDEOS, SampleConditions, requested_conditions
+from mindspeed_mm_dit.sampling.conditions import (
+    MAX_IMAGES,
+    MAX_VIDEOS,
+    SampleConditions,
+    requested_conditions,
+)
 from mindspeed_mm_dit.sampling.load import ONE_NETWORK, CheckpointDescription, check_weaker
 from mindspeed_mm_dit.sampling.pictures import memory_bytes
 from mindspeed_mm_dit.sampling.request import CFG_SCALE, SampleRequest
@@ -138,7 +143,7 @@ def with_defaults(
 def _check_amount(what: str, total: int, config: ModelConfig, output: Path) -> None:
     """Raise ConfigError, naming the setting ``what``, for more samples than one request may have."""
     videos, cure = len(config.sample_size) == 3, "generate fewer at once, and the rest with another seed"
-    most, noun = (MOST_VIDEOS, "videos") if videos else (MOST_IMAGES, "images")
+    most, noun = (MAX_VIDEOS, "videos") if videos else (MAX_IMAGES, "images")
     if total > most:
         raise ConfigError(what, f"{total:,} {noun}: at most {most:,} are generated at once", cure)
     need, available = 0 if videos else memory_bytes(output, total, config.sample_size), host_memory_bytes()

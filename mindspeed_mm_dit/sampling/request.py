@@ -23,14 +23,14 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, over
 
 from mindspeed_mm_dit.configs.limits import (
     BYTES,
-    LARGEST,
-    MOST_FRAMES,
-    MOST_GUIDANCE,
-    MOST_PIXELS,
+    MAX_FRAMES,
+    MAX_GUIDANCE,
+    MAX_INT64,
+    MAX_PIXELS,
+    check_bool,
+    expand_path,
     number,
-    path_of,
-    short_repr,
-    switch,
+    shorten_repr,
     whole_number,
 )
 from mindspeed_mm_dit.errors import ConfigError, UserError, flag_of
@@ -52,7 +52,7 @@ def setting(
     *,
     type: type | None = None,
     low: Any = None,
-    high: Any = LARGEST,
+    high: Any = MAX_INT64,
     check: Callable[[str, Any], Any] | None = None,
     item: str = "",
     group: str = "",
@@ -69,7 +69,7 @@ def setting(
     if low is not None:
         check = partial(whole_number if type is int else number, low=low, high=high)
     elif default is False:
-        takes["action"], check = "store_true", switch
+        takes["action"], check = "store_true", check_bool
     return dataclasses.field(
         default=default, metadata={"flag": flag, "check": check, "item": item, "group": group, "takes": takes}
     )
@@ -78,22 +78,22 @@ def setting(
 def _weights(what: str, value: Any) -> str:
     if not isinstance(value, str) or value not in ("ema", "model"):
         raise ConfigError(
-            f"{what} = {short_repr(value)}", "is neither 'ema' nor 'model'", "leave it out to use the EMA"
+            f"{what} = {shorten_repr(value)}", "is neither 'ema' nor 'model'", "leave it out to use the EMA"
         )
     return value
 
 
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{what} = {short_repr(value)}", "is not a string")
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "is not a string")
     return value
 
 
 def _paths(what: str, value: Any) -> list[str]:
     try:
-        return [path_of(what, path) for path in ([value] if isinstance(value, (str, bytes, Path)) else value)]
+        return [expand_path(what, path) for path in ([value] if isinstance(value, (str, bytes, Path)) else value)]
     except TypeError:
-        raise ConfigError(f"{what} = {short_repr(value)}", "is neither a path nor a list of paths") from None
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "is neither a path nor a list of paths") from None
 
 
 def _size(what: str, value: Any) -> tuple[int, int]:
@@ -101,10 +101,12 @@ def _size(what: str, value: Any) -> tuple[int, int]:
     sides = value.tolist() if hasattr(value, "tolist") else value
     sides = sides.partition("x")[::2] if isinstance(sides, str) else sides
     if not isinstance(sides, Sequence) or isinstance(sides, BYTES) or len(sides) != 2:
-        raise ConfigError(f"{what} = {short_repr(value)}", "is not height and width", 'write (480, 832), or "480x832"')
+        raise ConfigError(
+            f"{what} = {shorten_repr(value)}", "is not height and width", 'write (480, 832), or "480x832"'
+        )
     if not all(str(side).isdecimal() for side in sides):
-        raise ConfigError(f"{what} = {short_repr(value)}", "is not HEIGHTxWIDTH", "write 480x832")
-    height, width = (whole_number(what, int(side), 1, MOST_PIXELS) for side in sides)
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "is not HEIGHTxWIDTH", "write 480x832")
+    height, width = (whole_number(what, int(side), 1, MAX_PIXELS) for side in sides)
     return height, width
 
 
@@ -114,12 +116,12 @@ def _interval(what: str, value: Any) -> Any:
         low, high = map(float, value.split(",")) if isinstance(value, str) else (value, None)
         return value if high is None else (low, high)
     except ValueError:
-        raise ConfigError(f"{what} = {short_repr(value)}", "is not two numbers", "write 0.2,0.8") from None
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "is not two numbers", "write 0.2,0.8") from None
 
 
 def _options(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{what} = {short_repr(value)}", "must be a mapping", 'write {"eta": 0.5}')
+        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be a mapping", 'write {"eta": 0.5}')
     return {name: item.tolist() if hasattr(item, "tolist") else item for name, item in value.items()}
 
 
@@ -179,16 +181,16 @@ def add_flags(parser: Any, request: type[Request], *names: str, required: bool =
 class ModelRequest(Request):
     """A model to load: the arguments of ``dit.load``."""
 
-    checkpoint: str | Path = setting(MISSING, check=path_of, metavar="PATH")
+    checkpoint: str | Path = setting(MISSING, check=expand_path, metavar="PATH")
     """folder of checkpoints (the newest is used), published .pt, or .safetensors"""
     _: KW_ONLY
-    model: str | Path | None = setting(check=path_of, metavar="JSON")
+    model: str | Path | None = setting(check=expand_path, metavar="JSON")
     """model.json; not needed if the checkpoint contains it, as those of a run or mm-dit convert do"""
     lora: Sequence[str] = setting((), check=_paths, action="append", metavar="FILE[:S]")
     """add adapters (LoRA) of a run or of another program with strength S; may be given several times"""
     weights: Literal["ema", "model"] = setting("ema", check=_weights, choices=("ema", "model"))
     """use the EMA of the weights (default), or the weights being trained"""
-    low_noise_checkpoint: str | Path | None = setting(check=path_of, metavar="PATH", group=_EXPERTS)
+    low_noise_checkpoint: str | Path | None = setting(check=expand_path, metavar="PATH", group=_EXPERTS)
     """the low-noise expert; --checkpoint is the high-noise expert, or a diffusers folder of both"""
     boundary: float | None = setting(type=float, low=0.0, high=1.0, metavar="LEVEL", group=_EXPERTS)
     """noise level from which on the high-noise expert is used (default: where their training windows meet)"""
@@ -229,7 +231,7 @@ class SampleRequest(Request):
     """the first frame, for a model that begins with an image"""
     last_image: Any = setting(item="image", group=_VIDEOS, metavar="FILE")
     """the last frame, for a model that takes one"""
-    frames: int | None = setting(type=int, low=1, high=MOST_FRAMES, group=_VIDEOS, metavar="N")
+    frames: int | None = setting(type=int, low=1, high=MAX_FRAMES, group=_VIDEOS, metavar="N")
     """frames of a video (default: from model.json)"""
     sampler: str = setting(metavar="NAME")
     """{samplers}"""
@@ -249,7 +251,7 @@ class SampleRequest(Request):
     interval: tuple[float, float] = setting("0,1", "cfg-interval", check=_interval, metavar="LOW,HIGH")
     """guide only at noise levels, t/T or 1 - t, between LOW and HIGH (default 0,1: everywhere)"""
     low_noise_guidance: float | None = setting(
-        flag="low-noise-cfg-scale", type=float, low=0.0, high=MOST_GUIDANCE, group=_EXPERTS, metavar="S"
+        flag="low-noise-cfg-scale", type=float, low=0.0, high=MAX_GUIDANCE, group=_EXPERTS, metavar="S"
     )
     """guidance of the low-noise expert (default: --cfg-scale)"""
     seed: int = setting(0, type=int, low=0)

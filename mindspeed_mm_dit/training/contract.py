@@ -15,11 +15,11 @@ from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
-from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
+from mindspeed_mm_dit.data.loader import load_batches, load_batches_in_process
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.data.samples import Batch, SampleReader
 from mindspeed_mm_dit.errors import CheckpointError, DataError
-from mindspeed_mm_dit.objectives.registry import draw_of, validation_draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw, validation_draw
 from mindspeed_mm_dit.training.signals import StopRequest
 
 Tensor = Any  # a tensor of the active framework
@@ -95,7 +95,7 @@ class Engine(RunState, Protocol):
 class Writer(Protocol):
     """Writes one checkpoint at a time."""
 
-    def copied(self, state: Any) -> Any:
+    def copy_to_host(self, state: Any) -> Any:
         """Return ``state``, to be written, on its way to the host."""
 
     def write(self, state: Any, path: Path, when_complete: Callable[[], object]) -> None:
@@ -111,7 +111,7 @@ class Checkpoints(Protocol):
     def Writer(self, in_background: bool, when_failed: Callable[[CheckpointError], object], /) -> Writer:
         """Return a writer; ``when_failed`` is called, in any thread, with the error of a write that failed."""
 
-    def problem_of(self, path: Path, rank: int = 0, world_size: int = 1) -> str | None:
+    def find_damage(self, path: Path, rank: int = 0, world_size: int = 1) -> str | None:
         """Return what is wrong with the part of a checkpoint that this rank reads, or None."""
 
     def has_optimizer(self, path: Path) -> bool:
@@ -201,7 +201,7 @@ class BatchStream:
         prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds, self._num_workers)
         apart = self._num_workers > 0 and framework.runtime.device_type() != "cpu" and sys.platform == "linux"
         apart = apart and not _offloads(self._args)
-        load = load_batches_apart if apart else load_batches
+        load = load_batches_in_process if apart else load_batches
         return load(self._samples, sample_indices, self._num_workers, prefetch)
 
 
@@ -219,7 +219,7 @@ def train_valid_batches(args: RunConfig) -> tuple[Iterator[Batch], BatchStream |
 def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | None]:
     """Return both as streams that have not started."""
     data, diffusion = args.mm.data_set, args.mm.model.diffusion
-    plain = data.samples(draw_of(diffusion))
+    plain = data.samples(training_draw(diffusion))
     samples: SampleReader | WeighedByToken = plain
     samples.order.check(args.micro_batch_size, args.consumed_train_samples)
     if args.loss_by == "token":
@@ -228,5 +228,5 @@ def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | Non
     if not data.num_valid:
         return training, None
     # Validation repeats its samples if there are few: a batch may be larger than the held-out part.
-    held_out = data.samples(validation_draw_of(diffusion), held_out=True)
+    held_out = data.samples(validation_draw(diffusion), held_out=True)
     return training, BatchStream(args, held_out, VALIDATION_START, 0)

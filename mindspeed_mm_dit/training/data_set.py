@@ -16,18 +16,18 @@ from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.configs.source import Shape
-from mindspeed_mm_dit.data.buckets import check_filled, counted
+from mindspeed_mm_dit.data.buckets import check_filled, count_shapes
 from mindspeed_mm_dit.data.captions import varied
 from mindspeed_mm_dit.data.check_images import find_copies
 from mindspeed_mm_dit.data.conditions import initial_images
 from mindspeed_mm_dit.data.images import DECODE_CHECK_LIMIT
-from mindspeed_mm_dit.data.mixed import mixed_lines, parts_of
+from mindspeed_mm_dit.data.mixed import mixed_lines, rows_by_source
 from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.samples import Draw, SampleReader
 from mindspeed_mm_dit.data.sources import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, with_size
-from mindspeed_mm_dit.models.words_encoder import words_of
+from mindspeed_mm_dit.models.words_encoder import known_words_of
 from mindspeed_mm_dit.planning.memory import train_flop
 from mindspeed_mm_dit.terminal import logger
 
@@ -74,7 +74,7 @@ class DataSet:
     @property
     def epoch_samples(self) -> int:
         """Samples of an epoch to train on: images with their repeats."""
-        return sum(len(part.entries) for part in parts_of(self._train))
+        return sum(len(part.entries) for part in rows_by_source(self._train))
 
     @property
     def noun(self) -> str:
@@ -88,7 +88,7 @@ class DataSet:
             order.check(micro_batch_size)
             self._held_out.order(self._valid, self._seed, self._shuffle, held_out=True).check(micro_batch_size)
         if self._train.shapes is not None:
-            for part in parts_of(self._train):
+            for part in rows_by_source(self._train):
                 check_filled(part, self._param.bucket_group)
         if self.epoch_samples < global_batch_size:
             raise DataError(
@@ -130,7 +130,7 @@ class DataSet:
         """Return the facts of the data that every checkpoint stores, as fields of MultiModalArguments."""
         captions = self._opened.example_captions() if "caption" in self._model.predictor.conditions.items else []
         saved = tuple(filter(None, captions[:CAPTIONS_SAVED]))
-        words = words_of(self._model, itertools.chain.from_iterable(self._train.captions)) if saved else ()
+        words = known_words_of(self._model, itertools.chain.from_iterable(self._train.captions)) if saved else ()
         facts = {"classes": self._train.classes, "captions": saved, "words": tuple(words)}
         return {**facts, "data_digest": self._train.digest}
 
@@ -170,7 +170,7 @@ class DataSet:
 
     def shapes(self) -> list[Shape]:
         """Return the shapes of training samples, the most frequent first; empty without buckets."""
-        counts = [] if self._train.shapes is None else counted(self._train.shapes)
+        counts = [] if self._train.shapes is None else count_shapes(self._train.shapes)
         return [shape for shape, _ in sorted(counts, key=lambda shape_and_count: -shape_and_count[1])]
 
     def sampled_shapes(self) -> list[Shape]:

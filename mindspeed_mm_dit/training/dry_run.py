@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit import framework
-from mindspeed_mm_dit.checkpoint.store import COMMAND, below
+from mindspeed_mm_dit.checkpoint.store import COMMAND, relative_argument
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
@@ -23,7 +23,7 @@ from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import most_expensive_shape
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 
 SMALL_MULTIPLY_ADDS = 1e9
 """Most multiply-adds of a small step, forward and backward: half a second of one CPU core."""
@@ -40,7 +40,7 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
     Raises:
         ConfigError: the first step would fail with this error.
     """
-    on_shapes, on_cpu = framework.runtime.shapes_alone(), framework.runtime.device_type() == "cpu"
+    on_shapes, on_cpu = framework.runtime.meta_device_context(), framework.runtime.device_type() == "cpu"
     if on_shapes is None and not on_cpu:
         return
     samples = 1 if micro_batch_size == 1 else config.predictor.latent_channels + 1
@@ -62,7 +62,7 @@ def rehearse(config: ModelConfig, micro_batch_size: int) -> None:
 def example(model: DiTModel, config: ModelConfig, samples: int) -> tuple[Any, ...]:
     """Return the arguments of ``model.losses`` for a micro-batch of ``config``: latents of zeros, conditions, draws."""
     inputs = config.predictor.conditions.examples(samples)
-    inputs |= draw_of(config.diffusion)(0, np.arange(samples), config.latent_shape)
+    inputs |= training_draw(config.diffusion)(0, np.arange(samples), config.latent_shape)
     inputs |= {name: np.ones((samples, *shape), np.float32) for name, shape in config.feature_shapes.items()}
     latents = framework.ops.tensor(np.zeros((samples, *config.latent_shape), np.float32))
     return latents, *(framework.ops.tensor(np.asarray(inputs[name])) for name in model.loss_names)
@@ -160,7 +160,7 @@ def command(save: str, words: Sequence[str] | None = None) -> dict[str, Any]:
     here, there = os.getcwd(), os.path.realpath(save)
     is_inside = os.path.commonpath([here, there]) == here
     return {
-        "arguments": [below(word, here) for word in (sys.argv[1:] if words is None else words)],
+        "arguments": [relative_argument(word, here) for word in (sys.argv[1:] if words is None else words)],
         "folder": os.path.relpath(here, there) if is_inside else here,
     }
 

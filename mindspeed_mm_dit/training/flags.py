@@ -53,7 +53,7 @@ def parse(argv: Sequence[str], parser: Parser | None = None) -> RunConfig:
     return RunConfig.of(vars((parser or full_parser()).parse_strictly(argv)))
 
 
-def words_of(run: RunConfig) -> list[str]:
+def to_command_line(run: RunConfig) -> list[str]:
     """Return a command line of the standalone host for ``run``: the flags that differ from their defaults."""
     values, words = run.flags(), dict[str, list[str]]()
     for action in full_parser()._actions:
@@ -64,7 +64,7 @@ def words_of(run: RunConfig) -> list[str]:
     return [word for flag_words in words.values() for word in flag_words]
 
 
-def quiet(args: RunConfig) -> RunConfig:
+def without_outputs(args: RunConfig) -> RunConfig:
     """Return the run without its metrics loggers and other outputs, so that it writes nothing."""
     unused = {row.name: row.default for row in rows() if row.is_output}
     return replace(args, parts={**args.parts, **dict.fromkeys(map(enabling_flag, metrics_loggers()))}, **unused)

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.embedded import CONFIG_FILES, ENTRY_SCRIPT, FLAGS_
 from mindspeed_mm_dit.configs.limits import integer_variable
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.framework.exits import SIGNALS, exit_on_sigint, hold_ctrl_c
+from mindspeed_mm_dit.framework.exits import SIGNALS, defer_sigint, exit_on_sigint
 from mindspeed_mm_dit.terminal import logger
 
 LOOPBACK = "127.0.0.1"
@@ -60,7 +60,7 @@ def start(framework: str, command: Sequence[str]) -> int:
         os.environ.setdefault(name, value)
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "2")  # FSDP2 in MindSpeed-MM refuses 1
     if launch.is_alone:
-        hold_ctrl_c()  # the script handles it from its first lines on
+        defer_sigint()  # the script handles it from its first lines on
         os.execv(sys.executable, [sys.executable, *command])
     if launch.nodes > 1:
         logger.warning(

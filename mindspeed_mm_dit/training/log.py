@@ -21,16 +21,16 @@ from tqdm import tqdm
 
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, lines_of
-from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
+from mindspeed_mm_dit.configs.limits import MAX_INT64, shorten_repr
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.planning.memory import peak_tflops, utilisation
+from mindspeed_mm_dit.planning.memory import model_flop_utilization, peak_tflops
 from mindspeed_mm_dit.terminal import plain, print_nowhere
 from mindspeed_mm_dit.training.loggers.registry import MetricsLogger, open_metrics_loggers
 from mindspeed_mm_dit.training.validation import ValidationLoss
 
 
-def meter(args: RunConfig) -> Callable[[float], float | None]:
+def mfu_meter(args: RunConfig) -> Callable[[float], float | None]:
     """Return MFU as a function of the images per second of all ranks; None if the peak is unknown."""
     precision = args.mm.precision
     assert precision is not None
@@ -38,7 +38,7 @@ def meter(args: RunConfig) -> Callable[[float], float | None]:
     if peak is None:
         return lambda images_per_second: None
     flop, devices = args.mm.data_set.flop_per_sample(), framework.runtime.world_size()
-    return lambda images_per_second: utilisation(images_per_second, flop, peak, devices)
+    return lambda images_per_second: model_flop_utilization(images_per_second, flop, peak, devices)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def open_log(args: RunConfig, iteration: int) -> RunLog:
         train_iters=args.train_iters,
         iteration=iteration,
         metrics_loggers=metrics_loggers,
-        mfu=meter(args),
+        mfu=mfu_meter(args),
     )
 
 
@@ -240,7 +240,7 @@ def read_steps(path: str | Path) -> dict[int, tuple[float, float]]:
     path = Path(path)
     if is_folder(path):
         scalars = read_folder(path)
-        losses, norms = first(scalars, TRAINING_SCALARS), first(scalars, GRAD_NORM_SCALARS)
+        losses, norms = first_of_names(scalars, TRAINING_SCALARS), first_of_names(scalars, GRAD_NORM_SCALARS)
     else:
         losses, norms = read_text(path, parse_losses), read_text(path, _norms)
     if not losses.keys() & norms.keys():
@@ -283,8 +283,8 @@ def _check_regular(path: Path) -> None:
 
 def step_of(text: str) -> int:
     """Return a step; raises ValueError unless it is a whole number up to 2**63 - 1."""
-    if not text.isdecimal() or len(text) > 30 or int(text) > LARGEST:
-        raise ValueError(f"holds a step that no run reaches: {short_repr(text)}")
+    if not text.isdecimal() or len(text) > 30 or int(text) > MAX_INT64:
+        raise ValueError(f"holds a step that no run reaches: {shorten_repr(text)}")
     return int(text)
 
 
@@ -295,7 +295,7 @@ def read_folder(path: Path) -> dict[str, dict[int, float]]:
     return read_scalars(path)
 
 
-def first(scalars: Mapping[str, dict[int, float]], names: Iterable[str]) -> dict[int, float]:
+def first_of_names(scalars: Mapping[str, dict[int, float]], names: Iterable[str]) -> dict[int, float]:
     """Return step -> value of the first of ``names`` that exists."""
     return next((scalars[name] for name in names if scalars.get(name)), {})
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import named_step
+from mindspeed_mm_dit.errors import wrap_step_errors
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.training.callbacks.registry import Run, Step
 from mindspeed_mm_dit.training.contract import EngineModule, next_batches
@@ -50,10 +50,10 @@ def train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
             break
         lr = schedule.at(progress.iteration)
         run.notify(lambda callback: callback.before_step(run))
-        with named_step(f"iteration {progress.iteration + 1}"):
+        with wrap_step_errors(f"iteration {progress.iteration + 1}"):
             result = run.engine.train_step(run.forward_step, iter(batches), lr)
             run.catch_up()  # on the steps before, while the device is busy with this one
-        run.took(Step(result, lr))
+        run.finish_step(Step(result, lr))
         if run.is_due(args.save_interval):
             progress.try_save(run.check)
     return _end(run)

@@ -8,14 +8,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.lock import FolderLock
-from mindspeed_mm_dit.checkpoint.store import BEST, COMMAND, CheckpointStore, unwritten
+from mindspeed_mm_dit.checkpoint.store import BEST, COMMAND, CheckpointStore, write_error
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.contract import Checkpoints, RunState
 from mindspeed_mm_dit.training.dry_run import command
-from mindspeed_mm_dit.training.resume import Start, print_rank_0, run_facts, same_folder
+from mindspeed_mm_dit.training.resume import ResumePoint, print_rank_0, run_facts, same_folder
 
 
 class Progress:
@@ -45,13 +45,13 @@ class Progress:
         self.iteration += 1
         self.consumed_samples += self._args.global_batch_size
 
-    def restore(self, start: Start) -> None:
-        """Continue from the checkpoint that ``find_start`` found."""
+    def restore(self, start: ResumePoint) -> None:
+        """Continue from the checkpoint that ``find_resume_point`` found."""
         path, iteration, facts = start
         self._engine.load(path, with_optimizer=not self._args.no_load_optim)
         self.iteration = iteration
         if self._args.save:
-            self._store.resumed_at(iteration)
+            self._store.mark_newer_as_stale(iteration)
         self.consumed_samples = facts.get("consumed_samples", iteration * self._args.global_batch_size)
         self._saved_iteration = iteration if same_folder(self._args.load, self._args.save) else None
         self._best = facts.get(BEST) if self._saved_iteration is not None else None
@@ -66,10 +66,10 @@ class Progress:
             check()
             return
         with doing("saving", print_rank_0):
-            self._settle()
+            self._finish_write()
             is_new = self._saved_iteration != self.iteration
             with_optimizer = not self._args.no_save_optim
-            state = self._writer.copied(self._engine.state(with_optimizer=with_optimizer)) if is_new else {}
+            state = self._writer.copy_to_host(self._engine.state(with_optimizer=with_optimizer)) if is_new else {}
             check()
             if is_new and self._begin():
                 self._start_write(self._args.save, state)
@@ -87,17 +87,17 @@ class Progress:
         if not math.isfinite(loss):
             return
         if self._best is not None and self._best["iteration"] == self._saved_iteration:
-            self._settle()  # its write may fail, and then another is the best so far
+            self._finish_write()  # its write may fail, and then another is the best so far
         if self._best is not None and loss >= self._best["loss"]:
             return
-        self._settle()
+        self._finish_write()
         self._best_before, self._best = self._best, {"iteration": self.iteration, "loss": loss}
         self.try_save(check)
         if self._saved_iteration != self.iteration:
             self._best = self._best_before
 
     def _commit(self, iteration: int, facts: dict[str, Any]) -> None:
-        self._lock.keep()  # another run may have taken the folder over since
+        self._lock.renew()  # another run may have taken the folder over since
         self._store.commit(iteration, facts)
 
     def wait_for_write(self) -> None:
@@ -115,14 +115,14 @@ class Progress:
             return
         self.try_save()
         with doing("saving", print_rank_0):
-            self._settle()
+            self._finish_write()
         if self._saved_iteration != self.iteration:
             raise _shared_error(self._problem)
 
-    def _settle(self) -> None:
+    def _finish_write(self) -> None:
         """Wait for the write under way, and let all ranks know whether it failed."""
         problem = self._writer.wait()
-        if runtime.any_rank(problem is not None):
+        if runtime.any_over_ranks(problem is not None):
             if self._best is not None and self._best["iteration"] == self._saved_iteration:
                 self._best = self._best_before
             self._saved_iteration, self._problem = None, problem
@@ -132,16 +132,16 @@ class Progress:
         problem: UserError | None = None
         if runtime.rank() == 0:
             try:
-                self._lock.keep()
+                self._lock.renew()
                 self._store.remove_unfinished()
                 self._store.begin(self.iteration)
             except ConfigError as error:  # another run has taken over the folder with its unfinished checkpoint
                 self._problem = problem = error
                 print_rank_0(f"warning: {error.formatted}")
             except OSError as error:
-                self._problem = problem = unwritten(error, self._store.root)
+                self._problem = problem = write_error(error, self._store.root)
                 self._give_up_save(problem)
-        return not runtime.any_rank(problem is not None)
+        return not runtime.any_over_ranks(problem is not None)
 
     def _give_up_save(self, problem: CheckpointError) -> None:
         """Report why the save under way failed, and free its disk space; called in any thread."""
@@ -153,7 +153,7 @@ class Progress:
 
 
 @contextmanager
-def claimed_save(args: RunConfig) -> Iterator[FolderLock | None]:
+def locked_save_folder(args: RunConfig) -> Iterator[FolderLock | None]:
     """Lock the --save folder for this run, on the first rank; None without --save.
 
     Raises:
@@ -169,7 +169,7 @@ def claimed_save(args: RunConfig) -> Iterator[FolderLock | None]:
             lock.take()
         except ConfigError as error:
             conflict = error
-    if runtime.any_rank(conflict is not None):
+    if runtime.any_over_ranks(conflict is not None):
         raise _shared_error(conflict)
     try:
         yield lock
@@ -182,7 +182,7 @@ def claimed_save(args: RunConfig) -> Iterator[FolderLock | None]:
 
 
 def open_progress(
-    args: RunConfig, engine: RunState, checkpoints: Checkpoints, lock: FolderLock | None, start: Start | None
+    args: RunConfig, engine: RunState, checkpoints: Checkpoints, lock: FolderLock | None, start: ResumePoint | None
 ) -> Progress:
     """Return the progress of a run: where ``start`` left it, or at the beginning."""
     progress = Progress(args, engine, checkpoints, lock)

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.checkpoint.store import CheckpointStore
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.framework.exits import USER_ERROR, without_launcher
+from mindspeed_mm_dit.framework.exits import USER_ERROR, without_launch_variables
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.conditions import read_prompts
 from mindspeed_mm_dit.terminal import logger
@@ -86,7 +86,7 @@ def report(args: RunConfig) -> None:
     if not saved or saved[-1] < args.train_iters:
         logger.info(how_to_resume(args, saved[-1] if saved else 0))
         return
-    if why := _why_nothing(args):
+    if why := _reason_for_no_samples(args):
         logger.info(f"{why}; {_sample_command(args)} generates samples")
         return
     with NamedTemporaryFile(suffix=".npz") as frames:
@@ -95,7 +95,7 @@ def report(args: RunConfig) -> None:
         logger.info(f"generating the report's samples: {job.steps} steps of {job.sampler}")
         sys.stdout.flush()
         runtime.free_memory()  # the sampling process computes on the same device
-        process = subprocess.run(command, env=without_launcher(os.environ), check=False)
+        process = subprocess.run(command, env=without_launch_variables(os.environ), check=False)
     if process.returncode:
         logger.warning(
             f"--report: could not be generated (exit code {process.returncode}, the reason is above). The training is "
@@ -119,7 +119,7 @@ def _job(args: RunConfig, frames: Any) -> ReportJob:
         steps=args.report_steps,
         cfg_scale=predictor.cfg_scale(args.report_cfg_scale) if predictor.conditions.has_unconditional else 1.0,
         seed=args.seed,
-        bf16=_computes_in_bf16(args) and runtime.SAMPLES_IN_BF16,
+        bf16=_computes_in_bf16(args) and runtime.CAN_SAMPLE_IN_BF16,
         source=args.mm.data.dataset_param.source,
         examples=_plain(examples),
         shapes=list(data.sampled_shapes()),
@@ -133,7 +133,7 @@ def _sample_command(args: RunConfig) -> str:
     return shlex.join(["mm-dit", "sample", "--checkpoint", str(args.save), *prompt, "--output", "samples.png"])
 
 
-def _why_nothing(args: RunConfig) -> str:
+def _reason_for_no_samples(args: RunConfig) -> str:
     """Return why no samples are generated, or "" if they are.
 
     A training step costs three forward passes (one forward, two's worth backward). A sample costs at most two per

@@ -17,32 +17,32 @@ import numpy as np
 
 from mindspeed_mm_dit import __version__, framework
 from mindspeed_mm_dit.checkpoint import checksums, power_ema
-from mindspeed_mm_dit.checkpoint.adapting import InitialValue, SourceWeights, begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.adapting import InitialValue, SourceWeights, adapt_weights, base_digest, read_source
 from mindspeed_mm_dit.checkpoint.store import (
     ADAPTERS,
     BASE,
     BASE_FROM,
     SETTINGS,
     CheckpointStore,
-    bad_fact,
+    invalid_fact,
+    missing_optimizer_error,
     read_facts,
-    without_optimizer,
 )
 from mindspeed_mm_dit.configs.autoencoder import SCALE
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.run import RunConfig, rows
-from mindspeed_mm_dit.configs.tuning import without_lists
+from mindspeed_mm_dit.configs.tuning import expand_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
-from mindspeed_mm_dit.optimizers.registry import chosen_in, optimizer_facts
+from mindspeed_mm_dit.optimizers.registry import optimizer_facts, optimizer_from_facts
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.contract import Checkpoints
 from mindspeed_mm_dit.training.data_set import check_classes
 
 
-class Start(NamedTuple):
+class ResumePoint(NamedTuple):
     """The checkpoint that a run resumes from."""
 
     path: Path
@@ -51,7 +51,7 @@ class Start(NamedTuple):
     """Its run.json; empty if another program wrote the checkpoint."""
 
 
-def find_start(args: RunConfig, checkpoints: Checkpoints) -> Start | None:
+def find_resume_point(args: RunConfig, checkpoints: Checkpoints) -> ResumePoint | None:
     """Return the newest undamaged checkpoint of --load, after checking that it fits this run; None for a new run.
 
     Every rank must call this: they share the reading. No model is needed. ``checkpoints``: the framework's module of
@@ -66,25 +66,25 @@ def find_start(args: RunConfig, checkpoints: Checkpoints) -> Start | None:
         if start is not None:
             check_fits(args, start, checkpoints)
         if args.save and not same_folder(args.load, args.save):
-            check_is_free(CheckpointStore(args.save), start.iteration if start else 0)
+            check_save_folder(CheckpointStore(args.save), start.iteration if start else 0)
     except UserError as error:
         error.is_shared = True  # all ranks look at one folder
         raise
     return start
 
 
-def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> Start | None:
+def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> ResumePoint | None:
     store = CheckpointStore(load)
     if os.path.exists(load) and not os.path.isdir(load) and not os.path.isfile(load):
         raise CheckpointError(f"--load = {load}", "is not a folder", "name the folder that --save named")
-    iteration, warnings = store.latest(lambda path: _problem_on_any_rank(checkpoints.problem_of, path))
+    iteration, warnings = store.latest(lambda path: _problem_on_any_rank(checkpoints.find_damage, path))
     for line in warnings:
         print_rank_0(f"warning: {line}; falling back to the one before")
     if iteration is not None:
         path = store.path(iteration)
-        if not checksums.are_in(path):
+        if not checksums.has_checksums(path):
             print_rank_0(f"note: {path} has no checksums, so it cannot be checked for damage")
-        return Start(path, iteration, read_facts(path))
+        return ResumePoint(path, iteration, read_facts(path))
     content = _content(load)
     if content and not same_folder(load, save):
         raise CheckpointError(
@@ -96,17 +96,17 @@ def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> Start | No
     return None
 
 
-def _problem_on_any_rank(problem_of: Callable[..., str | None], path: Path) -> str | None:
+def _problem_on_any_rank(find_damage: Callable[..., str | None], path: Path) -> str | None:
     """Return what is wrong with the checkpoint ``path``, the same on every rank; they share the reading."""
-    problem = problem_of(path, framework.runtime.rank(), framework.runtime.world_size())
-    if not framework.runtime.any_rank(problem is not None):
+    problem = find_damage(path, framework.runtime.rank(), framework.runtime.world_size())
+    if not framework.runtime.any_over_ranks(problem is not None):
         return None
     if framework.runtime.rank() == 0:  # which reports it
-        problem = problem or problem_of(path)
+        problem = problem or find_damage(path)
     return problem or "another rank reports that it is damaged"
 
 
-def check_fits(args: RunConfig, start: Start, checkpoints: Checkpoints) -> None:
+def check_fits(args: RunConfig, start: ResumePoint, checkpoints: Checkpoints) -> None:
     """Raise CheckpointError if the checkpoint is of another model or optimizer, or lacks the optimizer's state.
 
     Other changes since then are printed.
@@ -118,13 +118,13 @@ def check_fits(args: RunConfig, start: Start, checkpoints: Checkpoints) -> None:
         _check_model(args.mm.model, facts["model"], path)
     here = run_facts(args, 0, 0)
     _check_adapters(here.get(ADAPTERS), facts.get(ADAPTERS), path)
-    if table := table_of(changes(facts, here)):
+    if table := format_changes(changes(facts, here)):
         print_rank_0(table)
     checkpoints.check_architecture(path, parameters_of(args.mm.model).shapes(saved_only=True))
     if not args.no_load_optim:
         if not checkpoints.has_optimizer(path):
-            raise without_optimizer(path)
-        _check_optimizer(args.optimizer, chosen_in(facts.get(SETTINGS), path).name, path)
+            raise missing_optimizer_error(path)
+        _check_optimizer(args.optimizer, optimizer_from_facts(facts.get(SETTINGS), path).name, path)
         _check_frozen(here[SETTINGS].get("--freeze", ""), facts.get(SETTINGS), path)
 
 
@@ -152,7 +152,7 @@ def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | N
 
 def _plain(value: Any) -> Any:
     """Return patterns in the form that all hosts share; other values as they are."""
-    return without_lists(map(str, value)) if isinstance(value, list) else value
+    return expand_lists(map(str, value)) if isinstance(value, list) else value
 
 
 def _text(value: Any) -> str:
@@ -196,7 +196,7 @@ def same_folder(load: str | None, save: str | None) -> bool:
     return load is not None and save is not None and os.path.realpath(load) == os.path.realpath(save)
 
 
-def check_is_free(store: CheckpointStore, iteration: int) -> None:
+def check_save_folder(store: CheckpointStore, iteration: int) -> None:
     """Raise ConfigError if the --save folder holds checkpoints of another run, later than ``iteration``."""
     there = store.iterations()
     if there and there[-1] > iteration:
@@ -287,13 +287,13 @@ def check_restorable(args: RunConfig) -> None:
     """Raise ConfigError for a fact of this run that its resume would not read back from run.json."""
     for key, value in run_facts(args, 0, 0).items():
         try:
-            is_restorable = bad_fact({key: json.loads(json.dumps(value))}) is None
+            is_restorable = invalid_fact({key: json.loads(json.dumps(value))}) is None
         except (TypeError, ValueError, RecursionError):
             is_restorable = False
         if not is_restorable:
             cure = "name each class by a text" if key == "classes" else "change the setting that it comes from"
             raise ConfigError(
-                f"run.json: {key} = {short_repr(value)}", "cannot be read back when this run resumes", cure
+                f"run.json: {key} = {shorten_repr(value)}", "cannot be read back when this run resumes", cure
             )
 
 
@@ -301,7 +301,7 @@ def _adapters(args: RunConfig) -> dict[str, Any]:
     """Return the facts about adapters: their settings, and the base weights that they belong to."""
     if not adapters_of(args.mm.model):
         return {}
-    return {ADAPTERS: {**args.mm.model.tuned_by(), BASE: args.mm.base, BASE_FROM: args.init_from}}
+    return {ADAPTERS: {**args.mm.model.tuning_facts(), BASE: args.mm.base, BASE_FROM: args.init_from}}
 
 
 def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
@@ -314,7 +314,7 @@ def changes(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[Change]:
     ]
 
 
-def table_of(changed: list[Change]) -> str:
+def format_changes(changed: list[Change]) -> str:
     """Return changes as a table with a heading; empty if there are none."""
     if not changed:
         return ""
@@ -334,7 +334,7 @@ def _settings(args: RunConfig) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
     settings = {row.word: getattr(args, row.name) for row in rows() if row.compared == "setting"}
     settings |= optimizer_facts(args.chosen_optimizer())
-    settings |= {} if adapters_of(model) else model.tuned_by()
+    settings |= {} if adapters_of(model) else model.tuning_facts()
     if args.lr_decay_style != "constant":
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
@@ -342,7 +342,7 @@ def _settings(args: RunConfig) -> dict[str, Any]:
     settings |= _section_facts(model.predictor, "predictor", PREDICTOR_SETTINGS)
     settings |= _section_facts(data.dataset_param, "dataset_param", _DATA_SETTINGS)
     settings["dataloader_param.shuffle"] = data.dataloader_param.shuffle
-    settings["dataset_param.buckets"] = data.dataset_param.bucket_words
+    settings["dataset_param.buckets"] = data.dataset_param.bucket_text
     settings["pictures"] = args.mm.data_digest
     settings["autoencoder"] = args.mm.autoencoder
     settings |= _section_facts(model.ae, "ae", _AE_SETTINGS)
@@ -361,7 +361,7 @@ def _section_facts(config: Any, section: str, names: Sequence[str]) -> dict[str,
     return {f"{section}.{name}": getattr(config, name) for name in names if name in there}
 
 
-class First(NamedTuple):
+class InitialWeights(NamedTuple):
     """The initial weights of a run."""
 
     weights: dict[str, np.ndarray] | None
@@ -370,7 +370,7 @@ class First(NamedTuple):
     """Digest of the base weights of adapters; empty without adapters."""
 
 
-def first_weights(args: RunConfig, start: Start | None) -> First:
+def first_weights(args: RunConfig, start: ResumePoint | None) -> InitialWeights:
     """Return the initial weights of a run, as --init-from decides.
 
     Every rank must call this: they read a checkpoint folder together. No model is needed.
@@ -381,15 +381,15 @@ def first_weights(args: RunConfig, start: Start | None) -> First:
     """
     model: ModelConfig = args.mm.model
     if args.init_from is None:
-        return First(None)
+        return InitialWeights(None)
     if start is not None and not adapters_of(model):
         print_rank_0(f"note: --init-from = {args.init_from} is not read: the run resumes from {start.path}")
-        return First(None)
+        return InitialWeights(None)
     try:
         source = read_source(args.init_from, model.predictor)
-        adapted = begin(source, model.predictor, args.mm.classes, args.seed)
+        adapted = adapt_weights(source, model.predictor, args.mm.classes, args.seed)
         weights = {name: value for name, value, _ in adapted}
-        base = digest_of_base(weights) if adapters_of(model) else ""
+        base = base_digest(weights) if adapters_of(model) else ""
         if start is not None:
             _check_base(args.init_from, base, start)
     except UserError as error:
@@ -397,10 +397,10 @@ def first_weights(args: RunConfig, start: Start | None) -> First:
         raise
     print_rank_0("\n".join(_report_lines(source, adapted, model, args.init_verbose)))
     new = {name: initial_value(name, p, args.seed) for name, p in parameters_of(model).items() if name not in weights}
-    return First(weights | new, base)
+    return InitialWeights(weights | new, base)
 
 
-def _check_base(init_from: str, base: str, start: Start) -> None:
+def _check_base(init_from: str, base: str, start: ResumePoint) -> None:
     there = start.facts[ADAPTERS][BASE]
     if base != there:
         raise CheckpointError(

@@ -77,7 +77,7 @@ class StopRequest:
         if self._error is None:
             self._error = error if isinstance(error, UserError) else _named(error)
 
-    def ask(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
         """Request an orderly end, with code 0; every rank must call this, with the same ``reason``."""
         self._end_reason = reason
 
@@ -89,7 +89,7 @@ class StopRequest:
     def agree(self) -> Stop | None:
         """Return why every rank must stop now, or None to go on; every rank must call this equally often."""
         is_over = time.monotonic() >= self._over_at
-        flags = runtime.each_on_any_rank(
+        flags = runtime.each_any_over_ranks(
             [self._error is not None, is_over, *(number in self._signals for number in SIGNALS)]
         )
         self._have_agreed = True

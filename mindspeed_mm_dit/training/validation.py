@@ -33,21 +33,21 @@ class ValidationLoss:
 
     def line(self, iteration: int) -> str:
         """Return the log line, in Megatron's form for several losses."""
-        values = {"loss": self.mean, **{name_of(name): loss for name, loss in self.quarters.items()}}
+        values = {"loss": self.mean, **{quarter_name(name): loss for name, loss in self.quarters.items()}}
         columns = "".join(f" {name} value: {value:.6E} |" for name, value in values.items())
         return f" validation loss at iteration {iteration} |{columns}"
 
     def scalars(self) -> dict[str, float]:
         """Return the values by their names in TensorBoard."""
-        return {"valid/loss": self.mean, **{scalar_of(name): loss for name, loss in self.quarters.items()}}
+        return {"valid/loss": self.mean, **{quarter_scalar(name): loss for name, loss in self.quarters.items()}}
 
 
-def name_of(quarter: str) -> str:
+def quarter_name(quarter: str) -> str:
     """Return the name in the log of the loss in one of QUARTERS."""
     return f"noise {quarter}%"
 
 
-def scalar_of(quarter: str) -> str:
+def quarter_scalar(quarter: str) -> str:
     """Return the name in TensorBoard of the loss in one of QUARTERS."""
     return f"valid/loss_noise_{quarter}"
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.adapting import adapt_weights, base_digest, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.dit import DiTConfig
@@ -57,7 +57,7 @@ def adapted_starter(tmp_path):
         path.unlink(missing_ok=True)
         FORMATS["safetensors"].write(path, State({"model": weights}, facts))
         here = dataclasses.replace(THERE, **settings)
-        found = begin(read_source(path, here), here, classes, seed)
+        found = adapt_weights(read_source(path, here), here, classes, seed)
         assert [name for name, _, _ in found] == list(parameters_of(here).shapes())
         assert {name: value.shape for name, value, _ in found} == parameters_of(here).shapes()
         assert all(value.dtype == np.float32 for _, value, _ in found)
@@ -258,7 +258,7 @@ def test_weights_of_every_format_are_taken_the_average_first(tmp_path, name):
         trees = {"model": weights_of(seed=1), "ema": WEIGHTS}
     path = write(tmp_path, name, State(trees, FACTS | {"iteration": 7, "consumed_samples": 7}))
     source = read_source(path, THERE)
-    found = begin(source, THERE, ("0", "1", "2"), 0)
+    found = adapt_weights(source, THERE, ("0", "1", "2"), 0)
     assert source.format == name and {how for _, _, how in found} == {""}
     assert source.facts.get("classes") == (None if name in ("diffusers", "ckpt") else FACTS["classes"])
     assert_taken({n: value for n, value, _ in found})
@@ -270,7 +270,7 @@ def test_file_of_diffusers_is_read_with_its_config_json(tmp_path):
     assert "transformer_blocks.0.attn1.to_q.weight" in read_safetensors_file(file)[0]
     assert_taken(read_source(file, THERE).weights)
     with pytest.raises(CheckpointError, match="num_heads is 2 there and 4 here"):
-        begin(read_source(file, THERE), dataclasses.replace(THERE, num_heads=4), (), 0)
+        adapt_weights(read_source(file, THERE), dataclasses.replace(THERE, num_heads=4), (), 0)
     other = weights_of(seed=1)  # any other file in that folder is read itself
     FORMATS["safetensors"].write(folder / "ours.safetensors", State({"model": other}, FACTS))
     assert read_source(folder / "ours.safetensors", THERE).weights[TABLE].tobytes() == other[TABLE].tobytes()
@@ -281,7 +281,9 @@ def test_a_pipeline_of_diffusers_says_its_classes(tmp_path):
     labels = {"0": "tench, Tinca tinca", "1": "goldfish", "2": "cat, house cat"}
     (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "DiTPipeline", "id2label": labels}))
     here = dataclasses.replace(THERE, num_classes=2)
-    found = {name: value for name, value, _ in begin(read_source(tmp_path, here), here, ("dog", "house cat"), 0)}
+    found = {
+        name: value for name, value, _ in adapt_weights(read_source(tmp_path, here), here, ("dog", "house cat"), 0)
+    }
     np.testing.assert_array_equal(found[TABLE][1:], WEIGHTS[TABLE][2:])
 
 
@@ -310,17 +312,17 @@ def test_wan_takes_weights_of_its_own_size_alone(tmp_path):
     path, weights = tmp_path / "wan.safetensors", random_arrays(OTHERS["wan"], 0)
     FORMATS["safetensors"].write(path, State({"model": weights}))
     source = read_source(path, SMALL_WAN)
-    adapted_starter = begin(source, SMALL_WAN, (), 0)
+    adapted_starter = adapt_weights(source, SMALL_WAN, (), 0)
     assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in adapted_starter)
     wider = dataclasses.replace(SMALL_WAN, ffn_dim=48)
     with pytest.raises(
         CheckpointError, match=r"ffn_dim is 32 there and 48 here.*\n.*only latent_size, rope_max_seq_len"
     ):
-        begin(read_source(path, wider), wider, (), 0)
+        adapt_weights(read_source(path, wider), wider, (), 0)
     fewer = dataclasses.replace(SMALL_WAN, num_attention_heads=1, attention_head_dim=24)
     told = dataclasses.replace(source, predictor=fewer, num_heads=2)  # as its config.json has it
     with pytest.raises(CheckpointError, match="num_heads is 2 there and 1 here"):
-        begin(told, fewer, (), 0)
+        adapt_weights(told, fewer, (), 0)
 
 
 def test_clips_of_another_size_begin_with_the_same_weights(tmp_path):
@@ -332,7 +334,7 @@ def test_clips_of_another_size_begin_with_the_same_weights(tmp_path):
     weights = random_arrays(parameters_of(grey).shapes(), 0)
     FORMATS["safetensors"].write(path, State({"model": weights}, {"model": model}))
     longer = dataclasses.replace(grey, latent_size=(3, 8, 8), rope_max_seq_len=64)
-    adapted_starter = begin(read_source(path, longer), longer, (), 0)
+    adapted_starter = adapt_weights(read_source(path, longer), longer, (), 0)
     assert all(not how and value.tobytes() == weights[name].tobytes() for name, value, how in adapted_starter)
 
 
@@ -340,7 +342,7 @@ def test_a_size_that_shapes_alone_tell_is_compared_by_shapes(tmp_path):
     odd = dataclasses.replace(THERE, mlp_ratio=2.7)  # a hidden layer of 43, which is 2.6875 of the width
     FORMATS["pt"].write(tmp_path / "odd.pt", State({"model": weights_of(odd)}))
     here = dataclasses.replace(odd, num_classes=9)
-    assert [how for _, _, how in begin(read_source(tmp_path / "odd.pt", here), here, (), 0) if how] == [
+    assert [how for _, _, how in adapt_weights(read_source(tmp_path / "odd.pt", here), here, (), 0) if how] == [
         "9 of 9 classes randomly initialised, the unconditional class kept"
     ]
 
@@ -362,4 +364,4 @@ def test_missing_and_incomplete_sources_are_refused(tmp_path):
 def test_digest_covers_names_shapes_and_float32_values_in_order():
     arrays = {"b": np.arange(6.0).reshape(3, 2).T, "a": np.zeros(1, np.float32)}
     content = b"a (1,) " + bytes(4) + b"b (2, 3) " + np.float32([0, 2, 4, 1, 3, 5]).tobytes()
-    assert digest_of_base(arrays) == hashlib.sha256(content).hexdigest()
+    assert base_digest(arrays) == hashlib.sha256(content).hexdigest()

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mindspeed_mm_dit import registry
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source, read_weights
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, format_of_source, read_weights
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
@@ -35,7 +35,7 @@ from tests.conftest import GOLDEN
 
 def read(path):
     path = find_checkpoint(path)
-    return FORMATS[of_source(path)].read(path)
+    return FORMATS[format_of_source(path)].read(path)
 
 
 RING = ("safetensors", "pytorch", "diffusers", "pt", "mindspore", "original", "ckpt")

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.integrations.formats import diffusers_folder, families, single_files
-from mindspeed_mm_dit.integrations.formats.families import in_original_names
+from mindspeed_mm_dit.integrations.formats.families import to_original_names
 from mindspeed_mm_dit.integrations.formats.quantized import dequantized
 from mindspeed_mm_dit.integrations.formats.single_files import plain, recognised
 from tests.checkpoint_fixtures import assert_same, needs_diffusers
@@ -50,7 +50,7 @@ def kinds_in(path):
 @pytest.mark.parametrize("name", ["flux_tiny", "flux2_tiny", "sd3_tiny", "zimage_tiny", "wan22_t2v_tiny/transformer"])
 def test_missing_or_scalar_first_layer_is_named(name):
     weights = diffusers_folder.read_arrays(GOLDEN / name)
-    theirs = in_original_names(weights, FAMILY_OF[name.partition("_")[0]])
+    theirs = to_original_names(weights, FAMILY_OF[name.partition("_")[0]])
     layer = next(layer for layer in theirs if re.search(r"\.0\..*(qkv|self_attn\.q)\.weight", layer))
     check_state(recognised(State({"model": plain(theirs)})), "a file")
     with pytest.raises(CheckpointError, match=r"\.0\..*weight is \(\)"):
@@ -77,7 +77,7 @@ def test_folder_of_diffusers_becomes_any_file_and_a_folder_again(name, tensor, t
     kinds = kinds_in(GOLDEN / name)  # (bfloat16)
     assert kinds_in(tmp_path / "folder") == kinds_in(tmp_path / "a.safetensors") == kinds
     assert config_of(tmp_path / "folder") == config_of(GOLDEN / name)
-    monkeypatch.setattr(diffusers_folder, "LARGEST_FILE", 30_000)
+    monkeypatch.setattr(diffusers_folder, "MAX_FILE_BYTES", 30_000)
     convert(source, tmp_path / "parts", "--to", "diffusers")
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
     assert_same(weights_of(tmp_path / "parts"), theirs)

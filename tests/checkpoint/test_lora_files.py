@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.lora import ADAPTER_FORMATS, Adapter, LowRank, parse, read_all
+from mindspeed_mm_dit.checkpoint.lora import ADAPTER_FORMATS, Adapter, LowRank, parse, read_adapters
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.joint import Flux2Config, FluxConfig, QwenImageConfig, SD3Config, ZImageConfig
@@ -17,7 +17,7 @@ from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
 from mindspeed_mm_dit.integrations.formats import diffusers_dit, lora_files
 from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_frequencies
-from mindspeed_mm_dit.integrations.formats.lora_names import cut, joined
+from mindspeed_mm_dit.integrations.formats.lora_names import joined, split_adapter
 from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -105,15 +105,15 @@ def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
     assert (whole.rank, whole.scale) == (6, 2.0)
     for rows, part in zip(np.split(whole.change(), 3), parts):
         np.testing.assert_allclose(rows, part.change(), rtol=1e-6)
-    for found, part in zip(cut(whole, 3), parts):
+    for found, part in zip(split_adapter(whole, 3), parts):
         assert found.down.tobytes() == part.down.tobytes() and found.up.tobytes() == part.up.tobytes()
         assert found.alpha == part.alpha
     some = joined([parts[0], None, parts[2]])
-    assert not some.change()[4:8].any() and cut(some, 3)[1] is None
+    assert not some.change()[4:8].any() and split_adapter(some, 3)[1] is None
     other = joined([parts[0], parts[1]._replace(alpha=7.0), parts[2]])
     np.testing.assert_allclose(np.split(other.change(), 3)[1], 7.0 * parts[1].up @ parts[1].down, rtol=1e-5)
     dense = LowRank(parts[2].down, draw.standard_normal((12, 3)).astype(np.float32), 3.0)
-    assert joined(cut(dense, 3)).up.tobytes() == dense.up.tobytes()
+    assert joined(split_adapter(dense, 3)).up.tobytes() == dense.up.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_adapters_of_other_networks_or_several_are_refused(tmp_path):
     wide = WanConfig(num_layers=2, num_attention_heads=4, attention_head_dim=32, ffn_dim=96, text_dim=32)
     for config, words in ((wide, r"blocks.0.attn1.to_k, .* \(64, 64\): is \(128, 128\)"), (DIT, "no linear layer")):
         with pytest.raises(CheckpointError, match=words):
-            read_all([str(FOLDER / "wan_lora")], parameters_of(config).shapes(), "--lora")
+            read_adapters([str(FOLDER / "wan_lora")], parameters_of(config).shapes(), "--lora")
     adapter = Adapter({"transformer_blocks.0.attn.to_q": LowRank(*(np.ones((2, 2), np.float32),) * 2, 2.0)})
     with pytest.raises(ConfigError, match="--model: is needed: several networks have layers of these names"):
         ADAPTER_FORMATS["native"].write(tmp_path / "c.safetensors", adapter, {})

@@ -31,7 +31,7 @@ def by_name(owners: tuple[str, ...] = PARAMETERS) -> list[str]:
     ],
 )
 def test_moments_and_steps_are_found_under_the_names_of_the_host(theirs, owners, steps) -> None:
-    names = mindspeed_mm.their_names(OURS, theirs)
+    names = mindspeed_mm.stored_names(OURS, theirs)
     for name, owner, step in zip(PARAMETERS, owners.split(), steps.split(), strict=True):
         assert names[f"optimizer.state.{name}.exp_avg"] == f"optimizer.state.{owner}.exp_avg"
         assert names[f"optimizer.state.{name}.step"] == f"optimizer.{step}.step"
@@ -52,13 +52,15 @@ def test_both_forms_are_theirs_and_ours_is_not() -> None:
 )
 def test_moments_of_other_parameters_are_refused(ours, theirs, words) -> None:
     with pytest.raises(CheckpointError, match=words):
-        mindspeed_mm.their_names(ours, theirs)
+        mindspeed_mm.stored_names(ours, theirs)
 
 
 def test_averages_and_the_native_engine_have_names_of_their_own() -> None:
-    assert mindspeed_mm.their_names(["ema.a.weight"], by_name(PARAMETERS[:1])) == {"ema.a.weight": "model.ema.a.weight"}
+    assert mindspeed_mm.stored_names(["ema.a.weight"], by_name(PARAMETERS[:1])) == {
+        "ema.a.weight": "model.ema.a.weight"
+    }
     native = [*OURS, "model.ema.a.weight", "optimizer.param_groups.0.lr"]
-    names = mindspeed_mm.their_names([*OURS, "ema.a.weight"], native)
+    names = mindspeed_mm.stored_names([*OURS, "ema.a.weight"], native)
     assert names == {**{name: name for name in OURS}, "ema.a.weight": "model.ema.a.weight"}
-    assert mindspeed_mm.our_name("model.ema.a.weight") == "ema.a.weight"
-    assert mindspeed_mm.our_name("model.a.weight") == "model.a.weight"
+    assert mindspeed_mm.to_project_name("model.ema.a.weight") == "ema.a.weight"
+    assert mindspeed_mm.to_project_name("model.a.weight") == "model.a.weight"

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, format_of_source
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -51,16 +51,18 @@ def source(model, tmp_path):
 
 def test_layer_answers_alike_at_the_timesteps_of_its_chain():
     weight = np.random.default_rng(1).standard_normal((16, 256))
-    visited, every = diffusers_dit.visited(1000), np.arange(1000)
+    visited, every = diffusers_dit.ddim_timesteps(1000), np.arange(1000)
     assert visited[:3].tolist() == [0, 20, 40] and len(visited) == 50
-    changed = weight @ diffusers_dit.map_for(visited).T
+    changed = weight @ diffusers_dit.conversion_matrix(visited).T
     ours, theirs = timestep_frequencies(256), diffusers_dit.diffusers_frequencies()
-    wanted = diffusers_dit.code(every, ours) @ weight.T
-    found = diffusers_dit.code(every, theirs) @ changed.T
+    wanted = diffusers_dit.sinusoids(every, ours) @ weight.T
+    found = diffusers_dit.sinusoids(every, theirs) @ changed.T
     np.testing.assert_allclose(found[visited], wanted[visited], atol=1e-10)
-    as_it_is = diffusers_dit.code(every, theirs) @ weight.T
+    as_it_is = diffusers_dit.sinusoids(every, theirs) @ weight.T
     assert np.linalg.norm(found - wanted) < np.linalg.norm(as_it_is - wanted)
-    np.testing.assert_allclose(np.linalg.solve(diffusers_dit.map_for(visited), changed.T).T, weight, atol=1e-10)
+    np.testing.assert_allclose(
+        np.linalg.solve(diffusers_dit.conversion_matrix(visited), changed.T).T, weight, atol=1e-10
+    )
 
 
 def drawn_here(source, labels, steps):
@@ -139,9 +141,9 @@ def test_pipeline_of_other_objectives_and_classes_draws_the_same(
 
 def test_it_is_read_back_to_rounding(source, model, tmp_path):
     convert(source, tmp_path / "pipeline", "pipeline")
-    assert of_source(tmp_path / "pipeline") == "pipeline"
+    assert format_of_source(tmp_path / "pipeline") == "pipeline"
     for folder in (tmp_path / "pipeline", tmp_path / "pipeline" / "transformer"):
-        back = FORMATS[of_source(folder)].read(folder).weights
+        back = FORMATS[format_of_source(folder)].read(folder).weights
         for name, array in weights_of(model).items():
             if name == diffusers_dit.LAYER:
                 np.testing.assert_allclose(back[name], array, atol=1e-6)
@@ -186,4 +188,4 @@ def test_pipeline_needs_model_json_network_and_autoencoder(model, tmp_path):
         with pytest.raises(kind, match=words):
             convert(source, tmp_path / "other", "pipeline", description=description)
     with pytest.raises(ConfigError, match="too alike for diffusers' timestep code"):
-        diffusers_dit.map_for(diffusers_dit.visited(100))
+        diffusers_dit.conversion_matrix(diffusers_dit.ddim_timesteps(100))

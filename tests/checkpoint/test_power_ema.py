@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.power_ema import (
-    LARGEST_STD,
+    MAX_STD,
     Profile,
-    are_stds,
     check_stds,
-    combination,
     decay_weight,
-    exponent,
-    trees,
+    gamma_of_std,
+    is_std_list,
+    solve_coefficients,
+    tree_names,
 )
 from mindspeed_mm_dit.errors import ConfigError
 
 
 def counted(profile):
     """What steps 1 to profile.step count, by the integral over each."""
-    return np.diff((np.arange(profile.step + 1) / profile.step) ** (exponent(profile.std) + 1))
+    return np.diff((np.arange(profile.step + 1) / profile.step) ** (gamma_of_std(profile.std) + 1))
 
 
 def kept_every(steps, last, stds=(0.05, 0.1)):
@@ -26,20 +26,20 @@ def kept_every(steps, last, stds=(0.05, 0.1)):
 
 
 def test_exponents_are_those_published():
-    assert exponent(0.05) == pytest.approx(16.97, abs=5e-3) and exponent(0.1) == pytest.approx(6.94, abs=5e-3)
-    assert exponent(LARGEST_STD) == pytest.approx(0, abs=1e-9)
-    for std in (0.001, 0.02, 0.1, 0.25, LARGEST_STD):
+    assert gamma_of_std(0.05) == pytest.approx(16.97, abs=5e-3) and gamma_of_std(0.1) == pytest.approx(6.94, abs=5e-3)
+    assert gamma_of_std(MAX_STD) == pytest.approx(0, abs=1e-9)
+    for std in (0.001, 0.02, 0.1, 0.25, MAX_STD):
         middles, weights = (np.arange(100_000) + 0.5) / 100_000, counted(Profile(100_000, std))
         mean = weights @ middles
         assert np.sqrt(weights @ (middles - mean) ** 2) == pytest.approx(std, rel=1e-5)
     for std in (0.0009, 0.29, 0, -0.1, float("nan")):
         with pytest.raises(ValueError, match="the plain mean of all steps"):
-            exponent(std)
+            gamma_of_std(std)
 
 
-@pytest.mark.parametrize("std", [0.001, 0.05, 0.1, LARGEST_STD])
+@pytest.mark.parametrize("std", [0.001, 0.05, 0.1, MAX_STD])
 def test_step_by_step_each_step_counts_what_it_should(std):
-    gamma, found = exponent(std), np.zeros(0)
+    gamma, found = gamma_of_std(std), np.zeros(0)
     for step in range(1, 51):
         moved = decay_weight(step, gamma)
         found = np.append(found * (1 - moved), moved)
@@ -47,9 +47,9 @@ def test_step_by_step_each_step_counts_what_it_should(std):
 
 
 def test_a_width_that_was_kept_is_taken_as_it_is():
-    factors, error = combination(kept_every(10, 40), Profile(40, 0.1))
+    factors, error = solve_coefficients(kept_every(10, 40), Profile(40, 0.1))
     assert factors.tolist() == [0, 0, 0, 0, 0, 0, 0, 1] and error == 0
-    factors, error = combination([Profile(7, 0.1)], Profile(7, 0.05))
+    factors, error = solve_coefficients([Profile(7, 0.1)], Profile(7, 0.05))
     assert factors.tolist() == [1] and error > 0.3
 
 
@@ -59,7 +59,7 @@ def test_a_width_that_was_kept_is_taken_as_it_is():
 )
 def test_other_widths_are_as_close_as_is_said(std, every, last, close):
     kept = kept_every(every, last)
-    factors, error = combination(kept, Profile(last, std))
+    factors, error = solve_coefficients(kept, Profile(last, std))
     wanted = counted(Profile(last, std))
     found = sum(f * np.pad(counted(p), (0, last - p.step)) for f, p in zip(factors, kept, strict=True))
     assert factors.sum() == pytest.approx(1, abs=1e-12)
@@ -68,20 +68,20 @@ def test_other_widths_are_as_close_as_is_said(std, every, last, close):
 
 
 def test_every_averages_of_one_width_are_enough_where_every_step_is_kept():
-    factors, error = combination(kept_every(1, 30, stds=(0.1,)), Profile(30, 0.2))
+    factors, error = solve_coefficients(kept_every(1, 30, stds=(0.1,)), Profile(30, 0.2))
     assert error < 1e-12 and factors.sum() == pytest.approx(1)
 
 
 def test_weights_that_do_not_move_stay_as_they_are():
     """As the sum of the factors is one; the least squares alone would give 0.85 of them here."""
-    factors, error = combination([Profile(100, 0.05), Profile(100, 0.1)], Profile(100, 0.15))
+    factors, error = solve_coefficients([Profile(100, 0.05), Profile(100, 0.1)], Profile(100, 0.15))
     assert factors.sum() == pytest.approx(1, abs=1e-15) and error == pytest.approx(0.25, abs=0.01)
 
 
 def test_widths_are_numbers_between_the_narrowest_and_the_plain_mean():
-    assert are_stds([]) and are_stds([0.001, 0.05, 0.28, LARGEST_STD])
+    assert is_std_list([]) and is_std_list([0.001, 0.05, 0.28, MAX_STD])
     for wrong in ((0.05,), [0.0009], [0.05, 0.29], [True], ["0.05"], None):
-        assert not are_stds(wrong), wrong
+        assert not is_std_list(wrong), wrong
 
 
 def test_resumed_run_keeps_the_widths_of_its_checkpoint():
@@ -90,4 +90,4 @@ def test_resumed_run_keeps_the_widths_of_its_checkpoint():
     with pytest.raises(ConfigError) as caught:
         check_stds([0.05], [0.1, 0.2], "here")
     assert str(caught.value).startswith("--power-ema-stds = 0.05: here has the averages of 0.1 0.2\n")
-    assert trees(2) == ["power_ema_1", "power_ema_2"]
+    assert tree_names(2) == ["power_ema_1", "power_ema_2"]

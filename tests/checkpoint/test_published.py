@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.adapting import adapt_weights, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_weights
 from mindspeed_mm_dit.configs.dit import OPTIONS, DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -53,7 +53,7 @@ def test_jit_weights_lose_their_prefix(tmp_path):
 def test_jit_of_other_classes_and_size_begins_with_the_weights():
     here = dataclasses.replace(JIT, num_classes=4, input_size=32, patch_size=8)
     source = read_source(GOLDEN / "jit_tiny.pt", here)
-    found = {name: (value, how) for name, value, how in begin(source, here, [], 0)}
+    found = {name: (value, how) for name, value, how in adapt_weights(source, here, [], 0)}
     assert list(found) == list(parameters_of(here).shapes())
     changed = {name for name, (_, how) in found.items() if how}
     assert changed == {"x_embedder.proj1.weight", "y_embedder.embedding_table.weight", "final_layer.linear.weight",
@@ -74,7 +74,7 @@ def test_projectors_of_repa_are_left_out(tmp_path):
     state = FORMATS["pytorch"].read(tmp_path / "back" / "iter_0000000")
     assert_same(state.weights, stored["model"])
     source = read_source(GOLDEN / "repa_tiny.pt", here)
-    assert all(not how for _, _, how in begin(source, here, [], 0)) and source.weights.keys() == names
+    assert all(not how for _, _, how in adapt_weights(source, here, [], 0)) and source.weights.keys() == names
     write_torch_file(tmp_path / "bare.pt", stored["ema"])
     assert read_weights(tmp_path / "bare.pt").keys() == names
 

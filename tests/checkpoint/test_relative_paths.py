@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.store import below, without_places
+from mindspeed_mm_dit.checkpoint.store import relative_argument, without_folders
 from mindspeed_mm_dit.integrations.formats import convert
 
 FACTS = {
@@ -18,13 +18,13 @@ FACTS = {
 
 
 def test_absolute_paths_are_cut_to_their_names_and_nothing_else_is():
-    assert without_places(FACTS) == {
+    assert without_folders(FACTS) == {
         **FACTS, "model": {"ae": {"from_pretrained": "vae"}, "predictor": {"model_id": "dit"}},
         "command": {"arguments": ["--mm-data", "d.json", "--save=ck"], "folder": "."},
     }  # fmt: skip
-    assert without_places({"what": "--reference = /home/alice/ref.npz"}) == {"what": "--reference = ref.npz"}
-    assert below("--save=/a/b/c", "/a") == "--save=b/c" and below("/a/b", "/a") == "b"
-    assert below("/ab/c", "/a") == "/ab/c" and below("b/c", "/a") == "b/c"
+    assert without_folders({"what": "--reference = /home/alice/ref.npz"}) == {"what": "--reference = ref.npz"}
+    assert relative_argument("--save=/a/b/c", "/a") == "--save=b/c" and relative_argument("/a/b", "/a") == "b"
+    assert relative_argument("/ab/c", "/a") == "/ab/c" and relative_argument("b/c", "/a") == "b/c"
 
 
 @pytest.mark.parametrize("kind", ["pt", "safetensors", "pytorch"])

@@ -7,7 +7,7 @@ import pytest
 from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.integrations.formats.config_json import vae_config, vae_shapes
+from mindspeed_mm_dit.integrations.formats.config_json import infer_vae_config, vae_shapes
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_shapes, from_diffusers, to_diffusers
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -34,7 +34,7 @@ def test_the_rules_use_every_tensor_once_and_undo_themselves():
 
 def test_shapes_tell_the_architecture():
     assert dataclasses.replace(adapter_of(DiTConfig).of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
-    assert vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
+    assert infer_vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
     published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
     shapes = {name: array.shape for name, array in published.items()}
     assert parameters_of(adapter_of(DiTConfig).of_shapes(shapes)).shapes() == shapes

@@ -15,15 +15,15 @@ from mindspeed_mm_dit.checkpoint.store import (
     BackgroundWriter,
     CheckpointStore,
     check_is_no_checkpoint,
-    classes_in,
     find_checkpoint,
     iteration_of,
-    of_newest,
+    read_classes,
+    read_error,
     read_facts,
-    unreadable,
-    unwritten,
+    read_newest,
+    write_error,
 )
-from mindspeed_mm_dit.configs.limits import MOST_SAMPLES
+from mindspeed_mm_dit.configs.limits import MAX_SAMPLES
 from mindspeed_mm_dit.errors import CheckpointError
 
 
@@ -120,24 +120,24 @@ def test_rewrite_replaces_the_earlier_checkpoint_or_leaves_it(tmp_path, monkeypa
 
 def test_classes_of_a_run_are_those_of_its_newest_checkpoint(tmp_path):
     store = CheckpointStore(tmp_path)
-    assert classes_in(None) == classes_in("") == classes_in(tmp_path) == ()
+    assert read_classes(None) == read_classes("") == read_classes(tmp_path) == ()
     for iteration, facts in enumerate(({"classes": ["cat"]}, {"classes": ["cat", "dog"]}, {"classes": 3}), 1):
         store.begin(iteration)
         store.commit(iteration, facts)
-    assert classes_in(tmp_path) == ("cat", "dog")
+    assert read_classes(tmp_path) == ("cat", "dog")
     write(store, 4)
-    assert classes_in(tmp_path) == ()  # (of captions)
+    assert read_classes(tmp_path) == ()  # (of captions)
 
 
 def test_damaged_checkpoint_is_not_counted_among_the_last(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=2)
     for iteration in (10, 20):  # the second is damaged: the run goes on from the first
         write(store, iteration)
-    store.resumed_at(10)
+    store.mark_newer_as_stale(10)
     for iteration, kept in ((15, [10, 15, 20]), (25, [15, 20, 25]), (30, [20, 25, 30])):
         write(store, iteration)
         assert store.iterations() == kept
-    store.resumed_at(10)
+    store.mark_newer_as_stale(10)
     write(store, 20)  # again, and whole
     write(store, 21)
     assert store.iterations() == [20, 21, 25, 30]
@@ -154,14 +154,14 @@ def test_reader_during_a_run_finds_a_whole_checkpoint(tmp_path):
             write(store, 6)
         return (path / "data").read_text()
 
-    assert of_newest(tmp_path, "--checkpoint", read) == "6" and seen == ["iter_0000005", "iter_0000006"]
+    assert read_newest(tmp_path, "--checkpoint", read) == "6" and seen == ["iter_0000005", "iter_0000006"]
     shutil.rmtree(store.path(6))
     with pytest.raises(CheckpointError, match=r"--checkpoint = .*iter_0000006: there is no such file or folder"):
-        of_newest(store.path(6), "--checkpoint", read)
+        read_newest(store.path(6), "--checkpoint", read)
     write(store, 7)
     (store.path(7) / "data").unlink()
     with pytest.raises(FileNotFoundError):  # (by no run: this one is damaged)
-        of_newest(tmp_path, "--checkpoint", read)
+        read_newest(tmp_path, "--checkpoint", read)
 
 
 def test_a_checkpoint_goes_by_its_name_before_its_files_do(tmp_path, monkeypatch):
@@ -286,7 +286,7 @@ def test_reason_of_a_bad_checkpoint_is_the_first_cause(tmp_path):
     plain = ValueError("bad header\nframes")
     for problem, words in ((of_format, "FileNotFoundError: [Errno 2]"), (collected, "FileNotFoundError: [Errno 2]"),
                            (plain, "cannot be read: ValueError: bad header\n")):  # fmt: skip
-        assert words in str(unreadable(problem, tmp_path)) and "frames" not in str(unreadable(problem, tmp_path))
+        assert words in str(read_error(problem, tmp_path)) and "frames" not in str(read_error(problem, tmp_path))
 
 
 def test_facts_of_another_iteration_are_refused(tmp_path):
@@ -303,7 +303,7 @@ def test_facts_of_another_iteration_are_refused(tmp_path):
 
 def test_samples_are_counted_up_to_the_most_of_a_run(tmp_path):
     store = CheckpointStore(tmp_path)
-    for iteration, consumed in enumerate((0, MOST_SAMPLES, MOST_SAMPLES + 1, -1, True, 1.0), 1):
+    for iteration, consumed in enumerate((0, MAX_SAMPLES, MAX_SAMPLES + 1, -1, True, 1.0), 1):
         store.begin(iteration)
         store.commit(iteration, {"consumed_samples": consumed})
         if iteration <= 2:
@@ -344,10 +344,10 @@ def test_folder_means_its_newest_checkpoint(tmp_path):
 def test_a_save_that_failed_says_how_much_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 2**29))
     problem = OSError(28, "No space left on device")
-    assert "No space left on device (1.50 GiB are free on that disk)\n" in str(unwritten(problem, tmp_path))
+    assert "No space left on device (1.50 GiB are free on that disk)\n" in str(write_error(problem, tmp_path))
 
     def gone(folder):
         raise FileNotFoundError(folder)
 
     monkeypatch.setattr(shutil, "disk_usage", gone)
-    assert "No space left on device\n" in str(unwritten(problem, tmp_path))
+    assert "No space left on device\n" in str(write_error(problem, tmp_path))

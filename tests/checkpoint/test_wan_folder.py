@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.adapting import adapt_weights, read_source
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.integrations.formats.config_json import wan_model_of
@@ -53,7 +53,7 @@ def test_text_to_video_network_begins_one_from_an_image(network, tmp_path, setti
 
     network.save_pretrained(tmp_path / "wan")
     config = WanConfig(**{**SIZES, **settings}, latent_size=(3, 16, 16))
-    ours, adapted_starter = Wan(config), begin(read_source(tmp_path / "wan", config), config, (), 0)
+    ours, adapted_starter = Wan(config), adapt_weights(read_source(tmp_path / "wan", config), config, (), 0)
     ours.load_state_dict({own.name: torch.from_numpy(own.value) for own in adapted_starter})
     torch.manual_seed(1)
     x, t, text = torch.randn(2, 1, 3, 16, 16), torch.tensor([900.0, 30.0]), torch.randn(2, 5, 64)

@@ -154,7 +154,7 @@ def test_classes_are_named_and_shown_by_name(trained, tmp_path, monkeypatch):
     facts = find_checkpoint(tmp_path / "checkpoints") / "run.json"
     names, shown = ["zero", "one", "two", "élan", *map(str, range(4, 10))], []
     text = json.dumps({**json.loads(facts.read_text()), "classes": names})
-    checksums.record(facts.parent, {facts.name: checksums.write_durably(facts, text)})
+    checksums.write_checksums(facts.parent, {facts.name: checksums.write_durably(facts, text)})
     monkeypatch.setattr(
         "mindspeed_mm_dit.sampling.pictures.ImageDraw.ImageDraw.text", lambda *args, **kwargs: shown.append(args[2])
     )

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed_mm_dit.cli import train
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.cli.main import main, parser_of
+from mindspeed_mm_dit.cli.main import command_parser, main
 from mindspeed_mm_dit.configs.arguments import checked, read_train_args
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -90,7 +90,7 @@ def test_flag_of_another_trainer_is_translated(word, meant):
     ],
 )
 def test_synonym_is_a_flag_of_its_own_command(command, word, meant):
-    assert f"{meant!r}" in synonym(f"--{word}", parser_of(command)._option_string_actions)
+    assert f"{meant!r}" in synonym(f"--{word}", command_parser(command)._option_string_actions)
 
 
 def test_flag_before_the_config_is_told_its_place(capsys):
@@ -112,7 +112,7 @@ SECTIONS = {
 
 
 def test_every_target_of_a_synonym_exists():
-    parsers = [full_parser(), *map(parser_of, COMMANDS)]
+    parsers = [full_parser(), *map(command_parser, COMMANDS)]
     flags = {flag for parser in parsers for flag in parser._option_string_actions}
     for target in SYNONYMS:
         names = re.findall(r"--[a-z0-9-]+", target)

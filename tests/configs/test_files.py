@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.files import (
     UnusableFile,
     add_content,
     digest_of_files,
-    how_to_fetch,
+    fetch_command,
     is_folder,
     read_bytes,
 )
@@ -46,4 +46,4 @@ def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monke
     ],
 )
 def test_missing_published_weights_name_their_command(path, command):
-    assert how_to_fetch(path) == command
+    assert fetch_command(path) == command

@@ -25,7 +25,7 @@ exec(compile(source.replace(OWN, ROWS + OWN), found.origin, "exec"), vars(run))
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.training.resume import changes
-from mindspeed_mm_dit.training.flags import full_parser, parse, quiet
+from mindspeed_mm_dit.training.flags import full_parser, parse, without_outputs
 from mindspeed_mm_dit.tools.verify.past_run import flags_of
 
 RUN = "--mm-model m.json --mm-data d.json --train-iters 4 --lr 1e-4 --global-batch-size 8".split()
@@ -37,7 +37,7 @@ def refusal(*words):
         return re.match(r"[-a-z]+: (must be|has no effect.*)", str(error))[0]
 
 given = [*RUN, "--sparkle", "3", "--sparkle-colour", "red"]
-replayed = quiet(flags_of({"arguments": given, "folder": "."}, [], Path("."), "--checkpoint"))
+replayed = without_outputs(flags_of({"arguments": given, "folder": "."}, [], Path("."), "--checkpoint"))
 print(json.dumps({
     "help": "stars beside the loss (default: 1)" in full_parser().format_help(),
     "parsed": parse(given).sparkle,
@@ -70,9 +70,9 @@ def test_flags_have_one_row_and_name_known_flags() -> None:
 
 
 def test_a_run_spells_the_command_line_that_asks_for_it() -> None:
-    from mindspeed_mm_dit.training.flags import parse, words_of
+    from mindspeed_mm_dit.training.flags import parse, to_command_line
 
     asked = "--mm-model m --mm-data d --lr 1e-3 --train-iters 9 --global-batch-size 8 --bf16 --power-ema-stds 0.05 0.1"
     run = parse([*asked.split(), "--adam-beta2", "0.95", "--report", "always", "--init-from", "w"])
-    words = words_of(run)
+    words = to_command_line(run)
     assert parse(words) == run and "--load-base-model" not in words and "--eval-iters" not in words

@@ -3,7 +3,7 @@
 import pytest
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision, decide
+from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision, decide_precision
 from mindspeed_mm_dit.errors import UserError
 
 PYTORCH, MINDSPORE, HOST = ("autocast", "fsdp2"), (), ("fsdp2",)
@@ -24,7 +24,10 @@ PYTORCH, MINDSPORE, HOST = ("autocast", "fsdp2"), (), ("fsdp2",)
     ],
 )
 def test_flag_and_file_decide_together(bf16, fsdp2, decided):
-    assert decide(bf16, Fsdp2Config(**fsdp2) if fsdp2 is not None else None, PYTORCH, "pytorch on cpu") == decided
+    assert (
+        decide_precision(bf16, Fsdp2Config(**fsdp2) if fsdp2 is not None else None, PYTORCH, "pytorch on cpu")
+        == decided
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,5 +45,5 @@ def test_flag_and_file_decide_together(bf16, fsdp2, decided):
 )
 def test_what_contradicts_or_is_not_offered_is_refused_with_its_cure(bf16, fsdp2, offered, message):
     with pytest.raises(UserError) as caught:
-        decide(bf16, Fsdp2Config(**fsdp2) if fsdp2 is not None else None, offered, "mindspore on npu")
+        decide_precision(bf16, Fsdp2Config(**fsdp2) if fsdp2 is not None else None, offered, "mindspore on npu")
     assert message in str(caught.value) and "Cure:" in str(caught.value)

@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.joint import FluxConfig, ZImageConfig
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.configs.tuning import FineTuning, Tuning, tuning_of
+from mindspeed_mm_dit.configs.tuning import FineTuning, Tuning, tuning_from_flags
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -108,7 +108,7 @@ def flags(words):
     parser = argparse.ArgumentParser()
     for row in rows_of(FineTuning):
         row(parser)
-    return tuning_of(RunConfig.of(vars(parser.parse_args(words.split()))))
+    return tuning_from_flags(RunConfig.of(vars(parser.parse_args(words.split()))))
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ from mindspeed_mm_dit.framework import activate
 activate("pytorch")
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import run
-from mindspeed_mm_dit.training.resume import find_start
+from mindspeed_mm_dit.training.resume import find_resume_point
 for path in sys.argv[1:]:
     sys.argv[:] = ["trainer.py", path]
     try:
         run.begin(sys.argv)
-        find_start(run.current().flags, torch_dcp)
+        find_resume_point(run.current().flags, torch_dcp)
         print("no complaint of", path)
     except UserError as error:
         print(error.formatted)

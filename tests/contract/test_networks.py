@@ -17,7 +17,7 @@ from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from tests.captions_fixtures import WIDTH, captioned_configs
 from tests.contract.hosted import TwoHosts, needs_trees, train_in_sora
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine
@@ -121,7 +121,7 @@ def test_script_of_the_host_begins_with_the_same_loss(name, tmp_path):
     write_family(name, tmp_path)
     model = model_config_from_mapping(json.loads((tmp_path / "model.json").read_text()), "model.json")
     given = list(model.predictor.conditions.examples(8).values())
-    drawn = draw_of(model.diffusion)(1234, np.arange(8), model.latent_shape)
+    drawn = training_draw(model.diffusion)(1234, np.arange(8), model.latent_shape)
     latents = draw.standard_normal((8, *model.latent_shape), np.float32)
     for row in range(8):
         prompts = [array[row] for array in given]

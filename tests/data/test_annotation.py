@@ -1,11 +1,11 @@
 import pytest
 
-from mindspeed_mm_dit.data.annotation import Line, UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.annotation import AnnotationLine, UnusableEntry, parse_entry, read_annotation
 from mindspeed_mm_dit.errors import DataError
 
 
 def entries(path):
-    return [entry_of(line) for line in read_annotation(path)]
+    return [parse_entry(line) for line in read_annotation(path)]
 
 
 def test_annotation_is_read_with_its_lines(tmp_path):
@@ -80,14 +80,14 @@ def test_cut_jsonl_is_refused_with_its_line(tmp_path):
 )
 def test_unusable_entry_is_refused(changes, message):
     content = {"path": "a.mp4", "cap": "a", "num_frames": 9, "fps": 24, "resolution": [4, 4]}
-    assert entry_of(Line(1, content)).size == (4, 4)
+    assert parse_entry(AnnotationLine(1, content)).size == (4, 4)
     with pytest.raises(UnusableEntry, match=message):
-        entry_of(Line(1, content | changes))
+        parse_entry(AnnotationLine(1, content | changes))
 
 
 def test_label_is_a_number_or_a_name():
     for label in (None, -1, " ", 1.5, True, 10**30):
         with pytest.raises(UnusableEntry, match=r"has kind = "):
-            entry_of(Line(1, {"path": "a.mp4", "kind": label}), captioned=False, label_key="kind")
-    found = entry_of(Line(1, {"path": "a.mp4", "kind": "dog"}), captioned=False, label_key="kind")
+            parse_entry(AnnotationLine(1, {"path": "a.mp4", "kind": label}), captioned=False, label_key="kind")
+    found = parse_entry(AnnotationLine(1, {"path": "a.mp4", "kind": "dog"}), captioned=False, label_key="kind")
     assert (found.label, found.captions) == ("dog", ())

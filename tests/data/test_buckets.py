@@ -14,14 +14,14 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.source import Budget
-from mindspeed_mm_dit.data.buckets import counted, fraction_after_crop, lines, nearest, shapes_of
+from mindspeed_mm_dit.data.buckets import bucket_report, count_shapes, fraction_after_crop, nearest, shapes_of
 from mindspeed_mm_dit.data.order import VALIDATION_START, BucketOrder
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.buckets_fixtures import COUNTS, write_configs, write_pictures
 
@@ -63,7 +63,7 @@ def test_an_image_goes_to_the_shape_that_keeps_most_of_it():
     assert nearest(sizes, shapes).tolist() == [0, 3, 2, 1, 3, 3, 3]
     clips = np.array([[4, 20, 30], [6, 30, 20], [6, 20, 20]])
     np.testing.assert_allclose(fraction_after_crop(clips, np.array([2, 8, 8])), [1 / 3, 2 / 9, 1 / 3])
-    assert counted(shapes[[1, 0, 1]]) == [((8, 8), 1), ((8, 12), 2)]
+    assert count_shapes(shapes[[1, 0, 1]]) == [((8, 8), 1), ((8, 12), 2)]
 
 
 def test_small_bucket_of_a_budget_gives_its_images_to_others(tmp_path, images):
@@ -146,10 +146,10 @@ def test_micro_batches_that_cost_the_same_are_dealt_in_their_order_there_and_bac
 
 def test_a_run_says_how_many_samples_each_bucket_has_and_leaves_out():
     shapes = np.array([[8, 12]] * 9 + [[8, 8]] * 1005)
-    assert lines(shapes, 4) == [
+    assert bucket_report(shapes, 4) == [
         "buckets   8 x 8: 1,005, 8 x 12: 9, 4 in a row; each epoch drops 2, different ones each time"
     ]
-    assert lines(shapes[:8], 4) == ["buckets   8 x 12: 8, 4 in a row"]
+    assert bucket_report(shapes[:8], 4) == ["buckets   8 x 12: 8, 4 in a row"]
 
 
 def test_a_micro_batch_that_would_have_two_shapes_is_refused():
@@ -162,7 +162,7 @@ def test_a_micro_batch_that_would_have_two_shapes_is_refused():
 
 def test_a_batch_has_the_shape_of_its_bucket_in_all_its_arrays(tmp_path, images):
     found = opened(tmp_path, images, random_flip=False)
-    samples = found.samples(found.rows, 7, True, draw_of(found.model.diffusion))
+    samples = found.samples(found.rows, 7, True, training_draw(found.model.diffusion))
     seen = set()
     for start in range(0, len(samples.order), 4):
         sample_indices = np.arange(start, start + 4)
@@ -177,7 +177,7 @@ def test_a_batch_has_the_shape_of_its_bucket_in_all_its_arrays(tmp_path, images)
 
 def test_noise_of_a_sample_is_that_of_its_place_whatever_the_micro_batch(tmp_path, images):
     found = opened(tmp_path, images)
-    samples = found.samples(found.rows, 7, True, draw_of(found.model.diffusion))
+    samples = found.samples(found.rows, 7, True, training_draw(found.model.diffusion))
     for start in range(0, 24, 4):
         whole = samples.batch(np.arange(start, start + 4))
         for n in range(4):
@@ -211,7 +211,7 @@ def encoded(tmp_path_factory, images):
 def samples_of(folder, **param):
     model, data = load_model_config(folder / "model.json"), load_data_config(folder / "data.json").dataset_param
     found = open_data(model, dataclasses.replace(data, **param))
-    return model, found.samples(found.rows, 7, True, draw_of(model.diffusion))
+    return model, found.samples(found.rows, 7, True, training_draw(model.diffusion))
 
 
 def test_losses_of_cached_latents_of_several_shapes_are_those_of_encoding_online(encoded):
@@ -235,7 +235,7 @@ def test_times_are_shifted_by_the_size_of_each_bucket(encoded):
     _, samples = samples_of(encoded)
     _, plain = samples_of(encoded)
     model = load_model_config(encoded / "model.json")
-    plain = dataclasses.replace(plain, draw=draw_of(dataclasses.replace(model.diffusion, shift_base=None)))
+    plain = dataclasses.replace(plain, draw=training_draw(dataclasses.replace(model.diffusion, shift_base=None)))
     for start in range(0, 24, 4):
         here, there = (own.batch(np.arange(start, start + 4)) for own in (samples, plain))
         t, shift = there["timesteps"].astype(np.float64), (np.prod(here["noise"].shape[1:]) / 64) ** 0.5

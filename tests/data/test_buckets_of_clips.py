@@ -19,7 +19,7 @@ from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from tests.buckets_fixtures import VIDEO_SHAPES, write_clip_configs, write_clips
 from tests.conftest import GOLDEN
 from tests.training.launch import Configs
@@ -51,7 +51,7 @@ def test_no_video_becomes_an_image_unless_all_shapes_are_of_one_frame():
 @pytest.mark.parametrize("clip_start", ["first", "random"])
 def test_a_batch_has_frames_height_and_width_of_its_bucket(tmp_path, clips, clip_start):
     found = opened(tmp_path, clips, clip_start=clip_start)
-    samples, seen = found.samples(found.rows, 7, True, draw_of(found.model.diffusion)), Counter()
+    samples, seen = found.samples(found.rows, 7, True, training_draw(found.model.diffusion)), Counter()
     for start in range(0, len(samples.order), 4):
         sample_indices = np.arange(start, start + 4)
         batch, rows = samples.batch(sample_indices), samples.order.images(sample_indices)
@@ -103,7 +103,7 @@ def test_losses_of_cached_clips_equal_encoding_online(tmp_path):
     assert main(["cache-latents", *argv, "--shard-images", "3"]) == 0
     model, param = load_model_config(tmp_path / "model.json"), load_data_config(tmp_path / "data.json").dataset_param
     online, cached = (
-        (found := open_data(model, own)).samples(found.rows, 7, True, draw_of(model.diffusion))
+        (found := open_data(model, own)).samples(found.rows, 7, True, training_draw(model.diffusion))
         for own in (param, dataclasses.replace(param, features=str(tmp_path / "cache")))
     )
     torch.manual_seed(0)

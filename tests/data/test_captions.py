@@ -100,7 +100,9 @@ def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
     else:
         write_byte_tokenizer(tmp_path, "mistral3" if kind is Mistral3Config else "qwen3")
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    config = kind("nowhere", str(tmp_path), max_length=300).completed(source[0] if len(source) == 1 else {})
+    config = kind("nowhere", str(tmp_path), max_length=300).with_published_settings(
+        source[0] if len(source) == 1 else {}
+    )
     texts = [text or getattr(config, "empty_caption", "") for text in TEXTS]
     if kind is CLIPTextConfig and not hasattr(tokenizer, "fix_text"):  # transformers 5: hold to what 4 reads
         texts = [fix_text(text).lower() for text in texts]

@@ -198,7 +198,7 @@ def test_of_many_clips_the_frames_are_counted_and_not_decoded(tmp_path, monkeypa
     with pytest.raises(DataError, match=r"line 2 .*b.mp4 is short: it has 4 frames"):
         open_rows(param(tmp_path, entries))
     index = open_rows(param(tmp_path, entries[:1] * 2))
-    assert index.facts[0].spare(5) == 7 and "only the first frame was decoded" in index.notes[0]
+    assert index.facts[0].num_later_starts(5) == 7 and "only the first frame was decoded" in index.notes[0]
 
 
 def test_draws_follow_the_position_and_not_the_batch(tmp_path):

@@ -14,7 +14,7 @@ def all_draws(sample_indices, seed=3):
     return [
         draws.timesteps(seed, sample_indices, 1000),
         draws.normals(seed, Stream.NOISE, sample_indices, (2, 4, 4)),
-        draws.coins(seed, Stream.LABEL_DROP, sample_indices, 0.3),
+        draws.bernoulli(seed, Stream.LABEL_DROP, sample_indices, 0.3),
     ]
 
 
@@ -27,12 +27,12 @@ def test_a_draw_depends_on_seed_and_position_alone():
 
 
 def test_points_are_spread_evenly_over_every_stretch():
-    points = draws.evenly_spread(np.arange(4096))
+    points = draws.van_der_corput(np.arange(4096))
     assert points[:8].tolist() == [0, 1 / 2, 1 / 4, 3 / 4, 1 / 8, 5 / 8, 3 / 8, 7 / 8]
     for length in (2, 4, 64, 4096):
         for stretch in points.reshape(-1, length):
             np.testing.assert_array_equal(np.sort(np.floor(stretch * length)), np.arange(length))
-    np.testing.assert_array_equal(draws.evenly_spread(np.array([2**40, 2**52 - 1])), [2.0**-41, 1 - 2.0**-52])
+    np.testing.assert_array_equal(draws.van_der_corput(np.array([2**40, 2**52 - 1])), [2.0**-41, 1 - 2.0**-52])
 
 
 def test_the_meaning_of_a_seed_is_fixed():
@@ -44,7 +44,7 @@ def test_the_meaning_of_a_seed_is_fixed():
         draws.normals(1234, Stream.SAMPLE_NOISE, FAR_APART, (2,), block=249), STEP_249, rtol=1e-6
     )
     for stream, coins in ((Stream.FLIP, "0899874a1548476b"), (Stream.LABEL_DROP, "02a6b52ef5e5cd56")):
-        thrown = draws.coins(1234, stream, np.arange(2**16, 2**16 + 64), 0.5)
+        thrown = draws.bernoulli(1234, stream, np.arange(2**16, 2**16 + 64), 0.5)
         assert np.packbits(thrown).tobytes().hex() == coins
     assert SampleOrder(10, 1234).images(np.arange(10)).tolist() == [9, 2, 1, 3, 7, 8, 4, 0, 5, 6]
     assert SampleOrder(3, 1234).images(np.arange(3 * 2**16, 3 * 2**16 + 6)).tolist() == [1, 0, 2, 1, 2, 0]
@@ -94,11 +94,11 @@ def test_a_coin_is_true_where_its_number_lies_below_the_probability():
     for stream in (Stream.FLIP, Stream.LABEL_DROP):
         fractions = [philox((5, int(stream)), (1, 0, p, 0))[0] / 2**64 for p in sample_indices.tolist()]
         for probability in (0.1, 0.5):
-            coins = draws.coins(5, stream, sample_indices, probability)
+            coins = draws.bernoulli(5, stream, sample_indices, probability)
             assert coins.dtype == bool and coins.tolist() == [f < probability for f in fractions]
             assert abs(coins.mean() - probability) < 5 * (probability * (1 - probability) / 1000) ** 0.5
-    assert draws.coins(5, Stream.FLIP, sample_indices, 0.0).tolist() == [False] * 1000
-    assert draws.coins(5, Stream.FLIP, sample_indices, 1.0).all()
+    assert draws.bernoulli(5, Stream.FLIP, sample_indices, 0.0).tolist() == [False] * 1000
+    assert draws.bernoulli(5, Stream.FLIP, sample_indices, 1.0).all()
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 10, 64])

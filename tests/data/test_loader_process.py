@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.files import UnusableFile
-from mindspeed_mm_dit.data.loader import load_batches, load_batches_apart
+from mindspeed_mm_dit.data.loader import load_batches, load_batches_in_process
 from mindspeed_mm_dit.errors import DataError, PlatformError
 from tests.forked import PATIENCE_SECONDS
 
@@ -39,7 +39,7 @@ class Drawn:
 
 
 def apart(source, workers=2):
-    return load_batches_apart(source, iter(INDICES), workers, 2)
+    return load_batches_in_process(source, iter(INDICES), workers, 2)
 
 
 @pytest.mark.parametrize(("workers", "processes"), [(4, 1), (9, 3)])
@@ -136,7 +136,7 @@ def test_many_batches_are_kept_and_errors_told_whatever_the_process_inherited():
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
         "source, held = Drawn(at=300, error=DataError('x.png', 'cannot be read')), []\n"
-        "for batch in load_batches_apart(source, (np.arange(n, n + 3) for n in range(303)), 9, 2): held.append(batch)\n"
+        "for batch in load_batches_in_process(source, (np.arange(n, n + 3) for n in range(303)), 9, 2): held.append(batch)\n"  # noqa: E501
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert ended.stderr.strip().endswith("DataError: x.png: cannot be read")

@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.mixed import MixedReader
 from mindspeed_mm_dit.data.order import BucketOrder, MixedOrder
-from mindspeed_mm_dit.data.sources import Read
+from mindspeed_mm_dit.data.sources import ReadSamples
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.models.data import open_data
 from tests.buckets_fixtures import write_clip_configs, write_clips, write_pictures
@@ -104,7 +104,9 @@ def test_a_sample_without_images_beside_it_has_its_own_frames_there():
     images = np.arange(10, dtype=np.uint8).reshape(2, 1, 5, 1)
     arrays = ({"pixels": clips, **extra_images}, {"pixels": images})
     readers = [
-        SimpleNamespace(read=lambda rows, _, own=own: Read({name: array[rows] for name, array in own.items()}, rows))
+        SimpleNamespace(
+            read=lambda rows, _, own=own: ReadSamples({name: array[rows] for name, array in own.items()}, rows)
+        )
         for own in arrays
     ]
     facts = SimpleNamespace(source=np.array([0, 1, 0, 1]), members=lambda: [np.array([0, 2]), np.array([1, 3])])

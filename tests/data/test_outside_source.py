@@ -9,12 +9,12 @@ import pytest
 from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, load_data_config
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.data.conditions import CONDITIONS, register_condition
-from mindspeed_mm_dit.data.order import Stream, coins
+from mindspeed_mm_dit.data.order import Stream, bernoulli
 from mindspeed_mm_dit.data.sources import SOURCES, register_source
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.registry import register_predictor
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from tests.external.condition import ANGLE, Angle, TurnedConfig, on_circle
 from tests.external.source import TURNED, write_turned
 
@@ -45,9 +45,9 @@ def model(joined, model_json):
 
 def test_a_condition_is_dropped_by_a_coin_of_its_own(model, param):
     opened = open_data(model, param)
-    samples = opened.samples(opened.rows, 3, True, draw_of(model.diffusion))
+    samples = opened.samples(opened.rows, 3, True, training_draw(model.diffusion))
     batch, sample_indices = samples.batch(np.arange(40)), np.arange(40)
-    drops = coins(3, Stream.LABEL_DROP, sample_indices, 0.2, block=1)  # the second
+    drops = bernoulli(3, Stream.LABEL_DROP, sample_indices, 0.2, block=1)  # the second
     expected = np.where(drops[:, None], 0, on_circle(opened.rows.items["angle"][samples.order.images(sample_indices)]))
     np.testing.assert_array_equal(batch["angle"], expected)
     assert 0 < drops.sum() < 40 and (batch["labels"] == 3).tolist() != drops.tolist()

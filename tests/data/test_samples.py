@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.data import order
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import Stream
-from mindspeed_mm_dit.data.samples import Opened
+from mindspeed_mm_dit.data.samples import OpenedDataset
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training.data_set import DataSet
@@ -73,12 +73,12 @@ def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, co
     rows = open_rows(configs[1].dataset_param)
     batch, paths = samples.batch(sample_indices), rows.paths
     images = samples.order.images(sample_indices).tolist()
-    flipped = order.coins(0, Stream.FLIP, sample_indices, 0.5)
+    flipped = order.bernoulli(0, Stream.FLIP, sample_indices, 0.5)
     for pixels, image, flip in zip(batch["pixels"], images, flipped):
         upright = load_pixels(paths[image], 8, 1)
         np.testing.assert_array_equal(pixels, upright[..., ::-1] if flip else upright)
     assert abs(flipped.mean() - 0.5) < 5 * 0.5 / 400**0.5
-    dropped = order.coins(0, Stream.LABEL_DROP, sample_indices, 0.1)
+    dropped = order.bernoulli(0, Stream.LABEL_DROP, sample_indices, 0.1)
     assert batch["labels"].tolist() == np.where(dropped, 10, rows.labels[images]).tolist()
     assert abs(dropped.mean() - 0.1) < 5 * (0.1 * 0.9 / 400) ** 0.5
 
@@ -141,7 +141,7 @@ def test_an_image_that_fails_in_training_is_named_with_its_cure(configs, some_cu
     samples = open_samples(model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)))
     with pytest.raises(DataError, match=r"3\.png: cannot be decoded(.|\n)*dataset_param.skip_bad_images"):
         samples.batch(np.arange(10))
-    monkeypatch.setattr("mindspeed_mm_dit.data.images.STAND_IN_TRIES", 2)
+    monkeypatch.setattr("mindspeed_mm_dit.data.images.REPLACEMENT_TRIES", 2)
     with pytest.raises(DataError, match=r"3\.png: cannot be decoded: [a-z].*, nor can any of the 1 images after it"):
         ImageReader(index, 8, 1, skip_bad=True).read(np.array([3]), np.array([False]))
 
@@ -150,4 +150,4 @@ def test_example_captions_are_the_first_of_each_row_once():
     rows = SimpleNamespace(captions=[("a cat", "an animal"), ("a dog",), ("a cat",)])
     for cache, shown in ((None, ["a cat", "a dog"]), (True, ["a cat", "a dog"]), (False, [""])):
         cache = None if cache is None else SimpleNamespace(knows_captions=cache)
-        assert Opened(None, None, rows, cache=cache).example_captions() == shown
+        assert OpenedDataset(None, None, rows, cache=cache).example_captions() == shown

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data.clip_reader import ClipReader
 from mindspeed_mm_dit.data.clips import open_clips
 from mindspeed_mm_dit.data.sources import SourceRequest
-from mindspeed_mm_dit.data.video_file import look_at_video, read_frames
+from mindspeed_mm_dit.data.video_file import read_frames, read_video_facts
 from tests.video_fixtures import drawn, film, flat, grey
 
 LUMA = {
@@ -73,17 +73,17 @@ def test_ordinary_video_has_the_pixels_of_the_plain_decoder(tmp_path, form, size
     with av.open(str(tmp_path / "a.mp4")) as container:
         plain = next(container.decode(video=0)).to_ndarray(format="rgb24")
     assert np.array_equal(read_frames(tmp_path / "a.mp4", np.arange(1))[0], plain)
-    assert look_at_video(tmp_path / "a.mp4", decode=True)[-3:] == (None, (), ())  # and nothing is said of it
+    assert read_video_facts(tmp_path / "a.mp4", decode=True)[-3:] == (None, (), ())  # and nothing is said of it
 
 
 def test_unknown_matrix_and_unknown_codec_are_refused(tmp_path):
     film(tmp_path / "a.mp4", [flat((90, 100, 110))], colorspace=8)
     with pytest.raises(UnusableFile, match="matrix 8 of ITU-T"):
-        look_at_video(tmp_path / "a.mp4", decode=False)
+        read_video_facts(tmp_path / "a.mp4", decode=False)
     path = film(tmp_path / "b.mp4", grey(40, 80))
     path.write_bytes(path.read_bytes().replace(b"avc1", b"zzz1"))
     with pytest.raises(UnusableFile, match="its codec is unknown here"):
-        look_at_video(path, decode=True)
+        read_video_facts(path, decode=True)
 
 
 def disc(size, sar):
@@ -100,7 +100,7 @@ def disc(size, sar):
 ])  # fmt: skip
 def test_a_disc_is_round_whatever_the_shape_of_pixels(tmp_path, sar, size):
     film(tmp_path / "a.mp4", [drawn(disc((64, 64), sar or 1))] * 2, sample_aspect_ratio=sar or Fraction(0))
-    frames, facts = read_frames(tmp_path / "a.mp4", np.arange(2)), look_at_video(tmp_path / "a.mp4", decode=True)
+    frames, facts = read_frames(tmp_path / "a.mp4", np.arange(2)), read_video_facts(tmp_path / "a.mp4", decode=True)
     assert frames.shape[1:3] == facts.size == size and facts.stored_size == (64, 64)
     inside = frames[1, :, :, 0] > 125
     high, wide = inside.any(1).sum(), inside.any(0).sum()
@@ -136,7 +136,7 @@ def test_video_is_turned_and_mirrored_as_it_says(tmp_path, sar):
         turn(film(tmp_path / "a.mp4", [drawn(PICTURE)] * 2, sample_aspect_ratio=sar or Fraction(0)), *matrix)
         found = read_frames(tmp_path / "a.mp4", np.arange(2))[1].astype(int)
         right = turned(PICTURE.repeat(2 if sar else 1, 1)).astype(int)
-        assert found.shape[:2] == right.shape[:2] == look_at_video(tmp_path / "a.mp4", decode=False).size
+        assert found.shape[:2] == right.shape[:2] == read_video_facts(tmp_path / "a.mp4", decode=False).size
         quarters = np.s_[4 :: max(right.shape[0] // 2, 1), 4 :: max(right.shape[1] // 2, 1)]
         assert np.abs(found[quarters] - right[quarters]).max() <= 3, matrix
 
@@ -149,7 +149,7 @@ def test_a_cover_is_no_film(tmp_path, cover_first):
         start = content.index(b"trak") - 4
         end = start + int.from_bytes(content[start : start + 4], "big")
         path.write_bytes(content[:start] + content[end:] + content[start:end])
-    assert look_at_video(path, decode=True)[:3] == (3, 8.0, (16, 16))
+    assert read_video_facts(path, decode=True)[:3] == (3, 8.0, (16, 16))
     assert np.round(read_frames(path, np.arange(3)).mean((1, 2, 3)) / 40).tolist() == [1, 2, 3]
 
 
@@ -158,7 +158,7 @@ def test_still_track_before_a_film_is_not_the_film(tmp_path):
     for name, count in (("a.mkv", 3), ("b.mkv", 1)):
         cover = np.full((32, 48, 3), 250, np.uint8)
         path = film(tmp_path / name, grey(40, 80, 120)[:count], cover=cover, disposition=Disposition.default)
-        assert look_at_video(path, decode=count > 1).size == ((16, 16) if count > 1 else (32, 48))
+        assert read_video_facts(path, decode=count > 1).size == ((16, 16) if count > 1 else (32, 48))
     assert np.round(read_frames(tmp_path / "a.mkv", np.arange(3)).mean((1, 2, 3)) / 40).tolist() == [1, 2, 3]
 
 
@@ -171,7 +171,7 @@ def test_transparent_parts_of_a_video_are_white(tmp_path):
         container.mux([*stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgba")), *stream.encode()])
     shown = read_frames(tmp_path / "a.mov", np.arange(1))[0]
     assert shown[[0, 15, 15], [0, 0, 15]].tolist() == [[200, 40, 40], [255] * 3, [127] * 3]
-    assert any("white" in remark for remark in look_at_video(tmp_path / "a.mov", decode=False).remarks)
+    assert any("white" in remark for remark in read_video_facts(tmp_path / "a.mov", decode=False).remarks)
 
 
 def clips(folder, entries=({"path": "a.mp4", "cap": "a"},), **changes):
@@ -210,7 +210,7 @@ def test_frames_of_a_varying_rate_are_chosen_by_time(tmp_path, monkeypatch, endi
 def test_rate_that_only_trembles_does_not_vary(tmp_path):
     for times in (None, [0, 42, 83, 125, 167, 208], [0, 40, 85, 120, 165, 210]):
         film(tmp_path / "a.mkv", grey(0, 40, 80, 120, 160, 200), times)
-        assert look_at_video(tmp_path / "a.mkv", decode=True).times is None
+        assert read_video_facts(tmp_path / "a.mkv", decode=True).times is None
 
 
 def test_notes_say_what_was_done_and_what_is_doubtful(tmp_path):

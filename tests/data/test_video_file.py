@@ -4,7 +4,7 @@ import pytest
 pytest.importorskip("av", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.files import UnusableFile
-from mindspeed_mm_dit.data.video_file import look_at_video, read_frames, write_video
+from mindspeed_mm_dit.data.video_file import read_frames, read_video_facts, write_video
 
 FRAMES = 6
 
@@ -22,7 +22,7 @@ def test_frames_are_read_by_number_and_repeated(path):
     assert np.round(frames.mean((1, 2, 3)) / 40).tolist() == [1, 1, 4, 5]
     with pytest.raises(UnusableFile, match="has 6 frames, and frame 7 is needed"):
         read_frames(path, np.array([0, 6]))
-    assert all(look_at_video(path, decode)[:3] == (6, 8.0, (16, 24)) for decode in (False, True))
+    assert all(read_video_facts(path, decode)[:3] == (6, 8.0, (16, 24)) for decode in (False, True))
 
 
 def test_a_file_without_an_image_is_no_video(tmp_path):
@@ -32,4 +32,4 @@ def test_a_file_without_an_image_is_no_video(tmp_path):
         sound.setparams((1, 2, 8000, 0, "NONE", "not compressed"))
         sound.writeframes(bytes(1600))
     with pytest.raises(UnusableFile, match="holds no video"):
-        look_at_video(tmp_path / "a.wav", decode=True)
+        read_video_facts(tmp_path / "a.wav", decode=True)

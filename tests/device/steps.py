@@ -24,7 +24,7 @@ FLAGS = {"seed": 0, "weight_decay": 0.1, "ema_decay": 0.99, "clip_grad": 1.0, "a
 def on_the_cpu() -> Iterator[None]:
     """Have the project find no device: the numbers to compare with."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(framework.runtime, "_stays_on_host", True)
+        patch.setattr(framework.runtime, "_cpu_only", True)
         yield
 
 

@@ -157,7 +157,7 @@ def test_proof_compares_the_device_with_the_host(validated, tmp_path, monkeypatc
 @counted.apart_alone
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.layout is DEVICE])
 def test_proof_finds_a_fault_of_the_device(name, validated, tmp_path, monkeypatch, framework):
-    monkeypatch.setattr(framework.runtime, "_stays_on_host", False)
+    monkeypatch.setattr(framework.runtime, "_cpu_only", False)
     found = judged(config_folder(validated), tmp_path, [name])[name]
     assert (found.word, found.location.startswith(FAULTS[name].where)) == ("FAIL", True), (found.named, found.location)
     assert found.named.startswith(FAULTS[name].named)

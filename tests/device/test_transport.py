@@ -18,7 +18,7 @@ def steps():
 @counted.apart_alone  # (a GPU may be as quick as the host)
 def test_scalars_are_read_once_they_have_arrived(framework):
     pending = framework.runtime.read_later([torch.ones((), device=counted.KIND), torch.tensor(2.0)])
-    assert not pending.is_there() and pending.wait() == [1, 2]
+    assert not pending.is_ready() and pending.wait() == [1, 2]
 
 
 def test_batch_may_be_made_anew_while_it_is_copied(framework):
@@ -29,11 +29,11 @@ def test_batch_may_be_made_anew_while_it_is_copied(framework):
 
 
 def test_checkpoint_holds_the_weights_of_its_beginning(steps, framework):
-    from mindspeed_mm_dit.checkpoint.torch_dcp import _arrived, _copied
+    from mindspeed_mm_dit.checkpoint.torch_dcp import _copied, _wait_for_copies
 
     before = steps.weights()
     counted.reset()
-    copies = _arrived(_copied(steps.engine.state()))
+    copies = _wait_for_copies(_copied(steps.engine.state()))
     if counted.KIND == "npu":  # (PyTorch does not warn of a wait for all of a GPU's work)
         assert counted.counts()["waits"] == 1, counted.counts()["waited_at"]
     steps.step()
@@ -71,6 +71,6 @@ def test_flags_of_ranks_meet_on_the_host(framework):
     dist.init_process_group(f"cpu:gloo,{device.type}:{backend}", device_id=device, **alone)
     try:
         framework.runtime.divide_among_ranks(4, 4)
-        assert framework.runtime.any_rank(True) and dist.group.WORLD.bound_device_id == device
+        assert framework.runtime.any_over_ranks(True) and dist.group.WORLD.bound_device_id == device
     finally:
         framework.runtime.shutdown()

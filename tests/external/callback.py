@@ -15,7 +15,7 @@ class Patience(Callback):
         self._since = 0 if loss.mean < self._best else self._since + 1
         self._best = min(self._best, loss.mean)
         if self._since == self._most:
-            run.stop.ask(f"no smaller validation loss for {self._most} validation(s)")
+            run.stop.request(f"no smaller validation loss for {self._most} validation(s)")
 
 
 def check(args, world_size):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.configs.source import SourceParam
-from mindspeed_mm_dit.data.sources import Read, Rows, Source, SourceRequest
+from mindspeed_mm_dit.data.sources import ReadSamples, Rows, Source, SourceRequest
 from mindspeed_mm_dit.errors import DataError
 
 
@@ -74,8 +74,8 @@ class InMemory:
     def views_at(self, seed: int, sample_indices: np.ndarray) -> np.ndarray:
         return np.zeros(len(sample_indices), np.int64)
 
-    def read(self, rows: np.ndarray, views: np.ndarray) -> Read:
-        return Read({"pixels": self._images[rows]}, rows)
+    def read(self, rows: np.ndarray, views: np.ndarray) -> ReadSamples:
+        return ReadSamples({"pixels": self._images[rows]}, rows)
 
 
 def write_turned(folder: Path, count: int, side: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokens
-from mindspeed_mm_dit.models.text_encoder import Encoded, TextEncoderKind
+from mindspeed_mm_dit.models.text_encoder import EncodedText, TextEncoderKind
 
 END = 127
 
@@ -59,7 +59,7 @@ def build(config: LettersConfig):
 
     def network(ids, mask):
         states = table[ops.numpy(ids)] * ops.numpy(mask)[:, :, None].astype(np.float32)
-        return Encoded(ops.tensor(states), mask, ops.tensor(states.sum(1)))
+        return EncodedText(ops.tensor(states), mask, ops.tensor(states.sum(1)))
 
     return network
 

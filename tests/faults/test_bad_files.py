@@ -8,14 +8,14 @@ import struct
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.adapting import adapt_weights, read_source
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, DataError
 from mindspeed_mm_dit.integrations.formats import diffusers_folder as folders
 from mindspeed_mm_dit.integrations.formats import single_files
-from mindspeed_mm_dit.integrations.formats.config_json import described_by, dit_json
+from mindspeed_mm_dit.integrations.formats.config_json import config_from_diffusers, dit_json
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
@@ -59,7 +59,7 @@ def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_f
 
 
 def without_a_part(folder, monkeypatch):
-    monkeypatch.setattr(folders, "LARGEST_FILE", 50_000)
+    monkeypatch.setattr(folders, "MAX_FILE_BYTES", 50_000)
     convert(GOLDEN / "flux_tiny", folder / "flux", "diffusers")
     next((folder / "flux").glob("*-00002-*")).unlink()
     return [folder / "flux"]
@@ -86,13 +86,13 @@ def test_weights_of_an_image_transformer_that_do_not_fit_are_named(tmp_path, mon
 
 
 def test_an_image_transformer_begins_with_its_own_family_and_settings_alone():
-    told = described_by(json.loads((GOLDEN / "flux_tiny/config.json").read_text()), "x")
+    told = config_from_diffusers(json.loads((GOLDEN / "flux_tiny/config.json").read_text()), "x")
     assert read_source(GOLDEN / "flux_tiny", told).predictor == told
     with pytest.raises(CheckpointError, match=r"kind 'sd3', and model\.json describes one of kind 'flux'"):
         read_source(GOLDEN / "sd3_tiny", told)
     turned = dataclasses.replace(told, axes_dims_rope=(4, 4, 4))
     with pytest.raises(CheckpointError, match=r"axes_dims_rope is \(2, 4, 6\) there and \(4, 4, 4\) here"):
-        begin(read_source(GOLDEN / "flux_tiny", turned), turned, (), 0)
+        adapt_weights(read_source(GOLDEN / "flux_tiny", turned), turned, (), 0)
 
 
 def test_what_would_be_read_for_ever_is_no_log(tmp_path, capsys):

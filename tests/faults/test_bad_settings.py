@@ -25,7 +25,7 @@ from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.training.flags import full_parser, parse
-from mindspeed_mm_dit.training.resume import find_start
+from mindspeed_mm_dit.training.resume import find_resume_point
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
 
@@ -104,7 +104,7 @@ def check(tmp_path, monkeypatch):
         args = preflight(parse([*argv.split(), *flags.split()]))
         from mindspeed_mm_dit.training.pytorch import engine
 
-        return find_start(args, engine.checkpoints), args
+        return find_resume_point(args, engine.checkpoints), args
 
     return check
 

@@ -15,11 +15,11 @@ import torch
 from mindspeed_mm_dit.checkpoint import checksums, mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.lock import FolderLock
-from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts, unwritten
+from mindspeed_mm_dit.checkpoint.store import BackgroundWriter, CheckpointStore, read_facts, write_error
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.training import progress as progress_module
-from mindspeed_mm_dit.training.progress import claimed_save, open_progress
+from mindspeed_mm_dit.training.progress import locked_save_folder, open_progress
 from tests.conftest import run_config
 
 WEIGHTS = {f"w{i}": np.arange(60, dtype=np.float32).reshape(5, 12) + i for i in range(3)}
@@ -53,7 +53,7 @@ def test_every_file_of_a_checkpoint_has_its_checksum(tmp_path, framework):
     path = save(tmp_path, framework)
     files = {file.name for file in path.iterdir()} - {checksums.FILE}
     assert checksums.read(path).keys() == files and {"run.json"} < files
-    assert FRAMEWORKS[framework][1].problem_of(path) is None
+    assert FRAMEWORKS[framework][1].find_damage(path) is None
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -63,10 +63,10 @@ def test_a_flipped_bit_anywhere_is_found_and_the_file_named(tmp_path, framework)
         good = file.read_bytes()
         for byte in range(0, len(good), max(1, len(good) // 40)):
             flip(file, byte)
-            problem = FRAMEWORKS[framework][1].problem_of(path)
+            problem = FRAMEWORKS[framework][1].find_damage(path)
             assert problem is not None and (file.name in problem or file.name == checksums.FILE), (file.name, byte)
             file.write_bytes(good)
-    assert FRAMEWORKS[framework][1].problem_of(path) is None
+    assert FRAMEWORKS[framework][1].find_damage(path) is None
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_by_commands(tmp_path, f
     save(tmp_path, framework)
     data = next(file for file in save(tmp_path, framework, 2).iterdir() if file.suffix in (".distcp", ".ckpt"))
     flip(data, data.stat().st_size // 2)
-    found, passed = CheckpointStore(tmp_path).latest(FRAMEWORKS[framework][1].problem_of)
+    found, passed = CheckpointStore(tmp_path).latest(FRAMEWORKS[framework][1].find_damage)
     assert found == 1 and data.name in passed[0]
     for read in (lambda: read_weights(data.parent), lambda: convert(tmp_path, tmp_path / "w.safetensors")):
         with pytest.raises(CheckpointError, match=rf"iter_0000002: is damaged: {data.name}"):
@@ -92,7 +92,7 @@ def test_facts_that_changed_are_not_taken_for_those_of_the_run(tmp_path):
 def test_ranks_share_the_reading(tmp_path):
     path = save(tmp_path, "pytorch")
     flip(path / "__0_0.distcp", 100)
-    found = [torch_dcp.problem_of(path, rank, 3) for rank in range(3)]
+    found = [torch_dcp.find_damage(path, rank, 3) for rank in range(3)]
     assert len(checksums.read(path)) == 3 and found.count(None) == 2
 
 
@@ -102,7 +102,7 @@ def test_checkpoint_without_checksums_is_read_unless_truncated(tmp_path):
     data = next(file for file in path.iterdir() if file.suffix == ".distcp")
     np.testing.assert_array_equal(read_weights(path)["w1"], WEIGHTS["w1"])
     data.write_bytes(data.read_bytes()[:-10])
-    assert "cut short" in FRAMEWORKS["pytorch"][1].problem_of(path)
+    assert "cut short" in FRAMEWORKS["pytorch"][1].find_damage(path)
 
 
 class Writer(BackgroundWriter):
@@ -131,7 +131,7 @@ def run(tmp_path, monkeypatch):
     args = run_config(save=str(tmp_path / "save"), keep_last=2, save_retain_interval=None, no_async_save=False,
                      no_save_optim=False, global_batch_size=8,
                      mm=SimpleNamespace(model=SimpleNamespace(predictor=None)))  # fmt: skip
-    with claimed_save(args) as claim:
+    with locked_save_folder(args) as claim:
         yield open_progress(args, SimpleNamespace(state=lambda with_optimizer: {}), checkpoints, claim, None)
 
 
@@ -163,9 +163,9 @@ def test_a_full_disk_is_said_in_words_where_pytorch_names_a_line_of_its_own(tmp_
     torn, of_a_rank = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"), Exception()
     of_a_rank.failures = {1: (torn, None)}
     for error in (torn, of_a_rank):
-        assert "a file on the disk is shorter" in str(unwritten(error, tmp_path))
+        assert "a file on the disk is shorter" in str(write_error(error, tmp_path))
     torn.__context__ = OSError(errno.ENOSPC, "No space left on device")
-    assert "OSError: [Errno 28]" in str(unwritten(torn, tmp_path))
+    assert "OSError: [Errno 28]" in str(write_error(torn, tmp_path))
 
 
 def test_a_last_save_that_fails_is_the_end_with_an_error_and_the_one_before_stays(run, tmp_path):
@@ -224,7 +224,7 @@ def test_every_rank_finds_a_damaged_index_whichever_files_are_its_share(tmp_path
     index = (path / ".metadata").read_bytes()
     for byte in range(0, len(index), 29):
         flip(path / ".metadata", byte)
-        assert all(".metadata does not match its checksum" in torch_dcp.problem_of(path, rank, 2) for rank in (0, 1))
+        assert all(".metadata does not match its checksum" in torch_dcp.find_damage(path, rank, 2) for rank in (0, 1))
         (path / ".metadata").write_bytes(index)
 
 

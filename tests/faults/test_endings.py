@@ -86,7 +86,7 @@ def steps_saved(run: Run | Ranks, folder: str = "checkpoints") -> int:
     """Return the iteration of the only checkpoint, which is the last one that was printed."""
     store = CheckpointStore(run.folder / folder)
     (saved,) = store.iterations()
-    assert CHECKPOINTS[run.framework].problem_of(store.path(saved)) is None
+    assert CHECKPOINTS[run.framework].find_damage(store.path(saved)) is None
     printed = [int(n) for n in re.findall(r"iteration +(\d+)/", run.said)]
     assert saved == printed[-1], run.said
     return saved

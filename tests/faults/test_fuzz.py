@@ -27,16 +27,16 @@ from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
-from mindspeed_mm_dit.configs.model import autoencoder_in, load_model_config
+from mindspeed_mm_dit.configs.model import autoencoder_config_of, load_model_config
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.annotation import UnusableEntry, entry_of, read_annotation
+from mindspeed_mm_dit.data.annotation import UnusableEntry, parse_entry, read_annotation
 from mindspeed_mm_dit.data.shard_rows import ShardQuery, scan_tar
 from mindspeed_mm_dit.data.tables import read_table
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.hosts.preflight import preflight
-from mindspeed_mm_dit.integrations.formats.config_json import described_by
+from mindspeed_mm_dit.integrations.formats.config_json import config_from_diffusers
 from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.tools.planning.facts import _section as section_of
 from mindspeed_mm_dit.tools.verify.against import _described as described
@@ -150,7 +150,7 @@ def write_npz(path, content):
 def read_entries(path):
     for line in read_annotation(path):
         with suppress(UnusableEntry):
-            entry_of(line)
+            parse_entry(line)
 
 
 def read_run_json(path):
@@ -166,7 +166,7 @@ def scan_parquet(path):
 def read_index(path):
     from mindspeed_mm_dit.checkpoint import torch_dcp
 
-    if torch_dcp.problem_of(path.parent) is None:  # as every reader asks first
+    if torch_dcp.find_damage(path.parent) is None:  # as every reader asks first
         torch_dcp.check_architecture(path.parent, {"w": (3,)})
 
 
@@ -181,8 +181,8 @@ def read_a_folder(path):
     """Read a config.json as that of a network, of an autoencoder and of a text encoder."""
     folder = str(path.parent)
     for read in (
-        lambda: described_by(read_json(path, "SOURCE"), folder), lambda: described(f"diffusers:{folder}"),
-        lambda: autoencoder_in(folder, "ae"), lambda: section_of(folder),
+        lambda: config_from_diffusers(read_json(path, "SOURCE"), folder), lambda: described(f"diffusers:{folder}"),
+        lambda: autoencoder_config_of(folder, "ae"), lambda: section_of(folder),
     ):  # fmt: skip
         with suppress(UserError):
             read()
@@ -202,10 +202,10 @@ def mp4_of():
 
 
 def read_a_video(path):
-    from mindspeed_mm_dit.data.video_file import look_at_video, read_frames
+    from mindspeed_mm_dit.data.video_file import read_frames, read_video_facts
 
     with suppress(UnusableFile):
-        facts = look_at_video(path, decode=True)
+        facts = read_video_facts(path, decode=True)
         assert facts.times is None or (len(facts.times) == facts.num_frames + 1 and (np.diff(facts.times) >= 0).all())
         frames = read_frames(path, np.arange(facts.num_frames))
         assert frames.shape == (facts.num_frames, *facts.size, 3) and frames.dtype == np.uint8

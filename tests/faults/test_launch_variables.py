@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.exits import LAUNCH_VARIABLES, without_launcher
+from mindspeed_mm_dit.framework.exits import LAUNCH_VARIABLES, without_launch_variables
 from mindspeed_mm_dit.training.launch import check_port, free_port, read_launch
 from mindspeed_mm_dit.training.pytorch.launch import listen_on_loopback
 from tests.conftest import ROOT
@@ -108,7 +108,7 @@ def test_what_a_launcher_left_in_the_shell_is_named(tmp_path):
         done = subprocess.run(
             [sys.executable, str(ROOT / "pretrain_dit.py"), "--ai-framework", framework], cwd=tmp_path,
             capture_output=True, text=True, timeout=PATIENCE_SECONDS,
-            env={**without_launcher(os.environ), "PYTHONPATH": str(ROOT), **left},
+            env={**without_launch_variables(os.environ), "PYTHONPATH": str(ROOT), **left},
         )  # fmt: skip
         assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
         assert list(tmp_path.iterdir()) == []

@@ -73,7 +73,7 @@ def convert_it(path: Path) -> None:
 
 
 READERS = (
-    torch_dcp.problem_of,
+    torch_dcp.find_damage,
     torch_dcp.shapes,
     torch_dcp.read_tree,
     torch_dcp.has_optimizer,
@@ -124,7 +124,7 @@ def test_an_index_cannot_reach_out_of_its_folder(tmp_path):
     path = checkpoint(tmp_path / "planted")
     rewrite(path, lambda index: [setattr(place, "relative_path", "../x") for place in index.storage_data.values()])
     with pytest.raises(CheckpointError, match=r"\.\./x, a file outside its folder"):
-        torch_dcp.problem_of(path)
+        torch_dcp.find_damage(path)
 
 
 def test_an_index_cannot_change_classes_of_pytorch(tmp_path):
@@ -133,7 +133,7 @@ def test_an_index_cannot_change_classes_of_pytorch(tmp_path):
     cls = "torch.distributed.checkpoint.metadata\nMetadata\n"
     (path / INDEX).write_bytes(f"c{cls}(N(Vversion\nVplanted\ndtb.".encode())
     (path / checksums.FILE).unlink()
-    assert "cannot be read" in str(torch_dcp.problem_of(path))
+    assert "cannot be read" in str(torch_dcp.find_damage(path))
     assert getattr(dcp.metadata.Metadata, "version", None) is None  # (PyTorch 2.7 has none)
 
 

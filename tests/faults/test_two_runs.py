@@ -67,12 +67,12 @@ def test_a_removed_lock_is_renewed_unless_another_run_has_one(tmp_path):
     path = tmp_path / "folder" / lock.NAME
     path.unlink()
     (tmp_path / "folder").rmdir()
-    held.keep()
+    held.renew()
     assert held.is_ours() and f"(process {os.getpid()})" in path.read_text()
     path.unlink()
     other.take()
     with pytest.raises(ConfigError, match=r"belongs to .*'s run"):
-        held.keep()
+        held.renew()
     held.release()
     assert other.is_ours() and path.exists()
 

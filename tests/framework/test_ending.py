@@ -16,7 +16,7 @@ import signal, sys, time
 from mindspeed_mm_dit.errors import ConfigError, StepError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import (
-    exit_on_sigint, hold_ctrl_c, raise_outside_imports)
+    exit_on_sigint, defer_sigint, raise_outside_imports)
 from mindspeed_mm_dit.framework.exits import end, print_one_line_on_sigint
 print("said before")
 {}
@@ -51,7 +51,7 @@ def test_what_all_ranks_find_is_said_by_one(error, variables, says):
 @pytest.mark.parametrize("last", ["", f"end({ERROR})", "import os, signal; os.kill(os.getpid(), signal.SIGINT)"])
 def test_what_a_process_wrote_for_itself_is_gone_however_it_ends(last, tmp_path):
     """The yaml of a command line for MindSpeed-MM, or its model.json spelled out."""
-    code = "from mindspeed_mm_dit.framework.exits import written"
+    code = "from mindspeed_mm_dit.framework.exits import write_temporary_file"
     code += "; assert written('a.yaml', 'x').read_text() == 'x'"
     process = ended(f"exit_on_sigint(); {code}; {last}", TMPDIR=str(tmp_path))
     assert "AssertionError" not in process.stderr and process.stdout == "said before\n"
@@ -87,7 +87,7 @@ def test_an_interrupt_during_an_import_ends_at_once_and_is_raised_elsewhere(tmp_
 
 
 def test_an_interrupt_waits_for_the_program_that_a_process_becomes_and_its_first_lines():
-    process = ended("import os\nhold_ctrl_c()\nsignal.raise_signal(signal.SIGINT)\nsys.stdout.flush()\n"
+    process = ended("import os\ndefer_sigint()\nsignal.raise_signal(signal.SIGINT)\nsys.stdout.flush()\n"
                     "again = ['from mindspeed_mm_dit.framework.exits import exit_on_sigint as end']\n"
                     "again += ['print(1, flush=True)', 'end()', 'print(2)']\n"
                     "os.execv(sys.executable, [sys.executable, '-c', chr(10).join(again)])")  # fmt: skip

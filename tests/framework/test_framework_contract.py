@@ -140,7 +140,7 @@ def test_casts_keep_values(framework):
 def test_scalars_that_are_read_later(framework):
     values = [framework.ops.tensor(np.array(value, np.float32)) for value in (0.5, -3.0)]
     read = framework.runtime.read_later(values)
-    assert read.is_there()  # on a CPU
+    assert read.is_ready()  # on a CPU
     assert read.wait() == [0.5, -3.0]
 
 
@@ -331,8 +331,8 @@ def test_alone_the_runtime_is_rank_0_of_1(framework):
     assert (runtime.rank(), runtime.world_size()) == (0, 1)
     means = runtime.mean_over_ranks([ops.tensor(np.float32(2)), ops.tensor(np.float32(3))])
     assert [float(ops.numpy(mean)) for mean in means] == [2.0, 3.0]
-    assert runtime.any_rank(True) is True and runtime.any_rank(False) is False
-    assert runtime.each_on_any_rank([True, False]) == [True, False]
+    assert runtime.any_over_ranks(True) is True and runtime.any_over_ranks(False) is False
+    assert runtime.each_any_over_ranks([True, False]) == [True, False]
     runtime.barrier()
     batch = runtime.to_device({"pixels": np.arange(6, dtype=np.uint8).reshape(1, 6), "labels": np.array([3])})
     assert ops.numpy(batch["pixels"]).dtype == np.uint8 and ops.numpy(batch["labels"]).dtype == np.int64

@@ -185,7 +185,7 @@ def test_a_network_on_paper_leaves_the_one_of_the_framework_alone():
     assert paper is meta_reference("mindspeed_mm_dit.models.dit:DiT") and paper is not dit.DiT
     assert issubclass(paper, nn.Module) and issubclass(dit.DiT, torch.nn.Module)
     assert paper.__init__.__globals__["DiTConfig"] is dit.DiTConfig  # what knows no framework is not imported twice
-    assert paper.__init__.__globals__["WholeAttention"] is not dit.WholeAttention
+    assert paper.__init__.__globals__["FullWidthNormAttention"] is not dit.FullWidthNormAttention
 
 
 def test_a_network_that_cannot_be_imported_for_paper_is_named():

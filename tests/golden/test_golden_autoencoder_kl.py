@@ -29,12 +29,12 @@ def test_encode_and_decode_of_the_whole_vae_equal_diffusers(framework, all_compi
 
 @pytest.mark.parametrize("module", ["ours", "the framework's"])
 def test_shifted_latents_without_quant_convs_equal_diffusers(framework, tmp_path, module):
-    from mindspeed_mm_dit.configs.model import autoencoder_in
+    from mindspeed_mm_dit.configs.model import autoencoder_config_of
     from mindspeed_mm_dit.models.autoencoder import AutoencoderKL, NoAutoencoder, draw_latents
     from mindspeed_mm_dit.models.registry import load_autoencoder
 
     golden = np.load(GOLDEN.with_name("autoencoder_kl_flux.npz"))
-    config = autoencoder_in(str(write_folder(tmp_path, FLUX, our_shapes(FLUX))), "--vae")
+    config = autoencoder_config_of(str(write_folder(tmp_path, FLUX, our_shapes(FLUX))), "--vae")
     assert (config.latent_shape((16, 16)), config.downsample_factor) == ((16, 8, 8), 2)
     ae, arrays = AutoencoderKL(config) if module == "ours" else load_autoencoder(config), inputs(16, 8, channels=16)
     found = results(framework, ae, arrays)

@@ -58,7 +58,7 @@ def test_ranks_share_samples_where_host_and_predictor_can(args, tmp_path):
     args = dataclasses.replace(args, context_parallel_size=2)
     with pytest.raises(PlatformError, match="--context-parallel-size = 2"):
         check_configs(args, HOST, None)
-    host = dataclasses.replace(HOST, shares_sequences=True)
+    host = dataclasses.replace(HOST, has_context_parallel=True)
     check_configs(args, host, None)
     with pytest.raises(ConfigError, match="4 % 3 = 1"):
         check_configs(dataclasses.replace(args, context_parallel_size=3), host, None)

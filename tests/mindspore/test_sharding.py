@@ -19,7 +19,7 @@ def worker_of(mindspore, monkeypatch):
         monkeypatch.setattr(flat_optimizer.runtime, "world_size", lambda: world)
         monkeypatch.setattr(flat_optimizer.runtime, "rank", lambda: rank)
         monkeypatch.setattr(flat_optimizer.communication, "create_group", groups.__setitem__)
-        return flat_optimizer.Shards.create(Fsdp2Config(sharding_size=size)), groups
+        return flat_optimizer.ShardGroups.create(Fsdp2Config(sharding_size=size)), groups
 
     return worker_of
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.power_ema import exponent
+from mindspeed_mm_dit.checkpoint.power_ema import gamma_of_std
 from mindspeed_mm_dit.configs.predictor import Parameter
 from tests.conftest import run_config
 
@@ -110,7 +110,7 @@ def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, engine
         state = ours.state()
         weights.append(state["model.weight"].astype(np.float64))
     for tree, std in (("power_ema_1", 0.05), ("power_ema_2", 0.2)):
-        counted = np.diff((np.arange(6) / 5) ** (exponent(std) + 1))
+        counted = np.diff((np.arange(6) / 5) ** (gamma_of_std(std) + 1))
         wanted = sum(c * w for c, w in zip(counted, weights))
         np.testing.assert_allclose(state[f"{tree}.weight"], wanted, rtol=1e-6, atol=1e-8)  # of steps of 0.1
         assert np.abs(wanted - weights[-1]).max() > 1e-3

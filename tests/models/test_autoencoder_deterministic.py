@@ -8,7 +8,7 @@ pytest.importorskip("diffusers")
 import diffusers
 import torch
 
-from mindspeed_mm_dit.configs.model import autoencoder_in
+from mindspeed_mm_dit.configs.model import autoencoder_config_of
 from mindspeed_mm_dit.models.registry import load_autoencoder
 
 TINY = {
@@ -32,7 +32,7 @@ def test_latents_are_those_of_diffusers_and_are_not_drawn(framework, tmp_path, k
     torch.manual_seed(0)
     module = getattr(diffusers, kind)(**settings).eval()
     module.save_pretrained(tmp_path)
-    config = autoencoder_in(str(tmp_path), "--vae")
+    config = autoencoder_config_of(str(tmp_path), "--vae")
     assert (config.model_id, config.samples_posterior, config.downsample_factor) == (model_id, False, factor)
     images = torch.rand(2, 3, 16, 16) * 2 - 1
     shift, scale = settings.get("shift_factor", 0.0), settings["scaling_factor"]

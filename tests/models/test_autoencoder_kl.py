@@ -66,10 +66,10 @@ def test_latents_are_scaled_and_the_draw_has_the_posterior_s_width(framework, sm
 
 
 def test_flux2_s_latents_are_patches_normalised_by_the_statistics_among_its_weights(framework, tmp_path, small):
-    from mindspeed_mm_dit.configs.model import autoencoder_in
+    from mindspeed_mm_dit.configs.model import autoencoder_config_of
     from mindspeed_mm_dit.models.registry import load_autoencoder
 
-    config = autoencoder_in(str(write_flux2(tmp_path / "flux2")), "--vae")
+    config = autoencoder_config_of(str(write_flux2(tmp_path / "flux2")), "--vae")
     assert (config.model_id, config.latent_shape((16, 24)), config.sample_size((16, 4, 6))) == (
         "flux2_vae", (16, 4, 6), (16, 24)
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_flux2_s_latents_are_patches_normalised_by_the_statistics_among_its_weig
     for name in ("mean", "draw"):
         np.testing.assert_allclose(found[name], (cut(plain[name]) - mean) / std, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["decoded"], plain["decoded"], rtol=1e-4, atol=1e-5)
-    if framework.runtime.SAMPLES_IN_BF16:  # ae.dtype says its precision, not that of the step around it
+    if framework.runtime.CAN_SAMPLE_IN_BF16:  # ae.dtype says its precision, not that of the step around it
         with framework.runtime.low_precision(True):
             around = results(framework, load_autoencoder(config), arrays | given)
         assert all(np.array_equal(around[name], found[name]) for name in found)

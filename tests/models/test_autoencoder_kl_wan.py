@@ -143,14 +143,14 @@ def test_qwen_image_s_autoencoder_encodes_an_image_as_a_video_of_one_frame(frame
     diffusers = pytest.importorskip("diffusers")
     import torch
 
-    from mindspeed_mm_dit.configs.model import autoencoder_in
+    from mindspeed_mm_dit.configs.model import autoencoder_config_of
     from mindspeed_mm_dit.models.registry import load_autoencoder
 
     torch.manual_seed(0)
     statistics = {"latents_mean": [0.1, 0.2, 0.3, 0.4], "latents_std": [1.0, 2.0, 0.5, 0.7]}
     theirs = diffusers.AutoencoderKLQwenImage(base_dim=4, z_dim=4, **statistics).eval()
     theirs.save_pretrained(tmp_path)
-    config = autoencoder_in(str(tmp_path), "ae")
+    config = autoencoder_config_of(str(tmp_path), "ae")
     assert (config.model_id, config.latent_shape((16, 24)), config.sample_size((4, 2, 3))) == (
         "qwen_image_vae", (4, 2, 3), (16, 24)
     )  # fmt: skip

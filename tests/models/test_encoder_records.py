@@ -57,7 +57,7 @@ def test_a_text_encoder_answers_everything(name, tmp_path):
             "num_hidden_layers": 30}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(said))
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    config = of_folder(TEXTS_WITH_OURS[name].config, tmp_path).completed({})
+    config = of_folder(TEXTS_WITH_OURS[name].config, tmp_path).with_published_settings({})
     widths = {"bert": (24, 24), "clip": (24, 12), "mistral3": (72, None), "letters": (16, 16), "words": (256, 256)}
     assert (config.states_width(), config.pooled_width()) == widths.get(name, (24, None))
     assert config.max_length > 1 and config.truncate is False and config.dtype in ("fp32", "bf16")

@@ -25,8 +25,8 @@ from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder
-from mindspeed_mm_dit.models.text_encoder import KEPT
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.models.text_encoder import TEXT_KEPT
+from mindspeed_mm_dit.objectives.registry import training_draw
 from mindspeed_mm_dit.training.contract import AveragedModel
 from tests.captions_fixtures import captioned_configs
 from tests.text_encoder_fixtures import CAPTIONS, write_clip, write_language_model, write_t5
@@ -87,7 +87,7 @@ def losses(model_file, data_file, **param):
     torch.manual_seed(0)
     for weight in model.predictor.parameters():
         weight.data += 0.1 * torch.randn_like(weight)
-    batch = opened.samples(opened.rows, 0, True, draw_of(config.diffusion)).batch(np.arange(12))
+    batch = opened.samples(opened.rows, 0, True, training_draw(config.diffusion)).batch(np.arange(12))
     return batch, model(**runtime.to_device(batch)), model
 
 
@@ -96,7 +96,7 @@ def losses(model_file, data_file, **param):
 ])  # fmt: skip
 def test_a_language_model_answers_as_its_pipeline_asks_it(framework, tmp_path, kind, config, layer, empty):
     folder = write_language_model(tmp_path / kind, kind)
-    own = config(str(folder), max_length=16, dtype="fp32").completed({})
+    own = config(str(folder), max_length=16, dtype="fp32").with_published_settings({})
     name = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration", "qwen3": "Qwen3ForCausalLM"}[kind]
     module = getattr(transformers, name).from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -116,7 +116,7 @@ def test_flux2_gets_the_padding_s_states_too_and_a_chat_of_its_own(framework, tm
     """As diffusers' Flux2Pipeline asks Mistral, and Flux2KleinPipeline asks Qwen3."""
     folder, layers = write_language_model(tmp_path / kind, kind), {"layers": (1, 2)}
     section = {"mistral3": Mistral3Config, "qwen3": Qwen3Config}[kind](str(folder), max_length=44, dtype="fp32")
-    own = section.completed(Flux2Config.published_texts)
+    own = section.with_published_settings(Flux2Config.published_texts)
     assert own.layers == {"mistral3": (10, 20, 30), "qwen3": (9, 18, 27)}[kind]
     found = load_text_encoder(dataclasses.replace(own, **layers)).encode(CAPTIONS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -143,7 +143,7 @@ def test_three_encoders_are_one_text_as_in_diffusers(framework, tmp_path):
     """Both CLIPs side by side, filled up with zeros, then T5, which reads its padding; pooled vectors side by side."""
     files = configs_of(tmp_path, "sd3")
     batch, _, model = losses(*files)
-    batch = {name: torch.from_numpy(array) for name, array in batch.items() if name != KEPT}
+    batch = {name: torch.from_numpy(array) for name, array in batch.items() if name != TEXT_KEPT}
     pictures = AveragedModel(None, None, model.predictor, model.text_encoders)  # draws while a run learns
     text, pooled = encoded(model.predictor.config.conditions, batch, pictures)
     clips = [
@@ -162,7 +162,7 @@ def test_three_encoders_are_one_text_as_in_diffusers(framework, tmp_path):
 
 def test_each_of_three_encoders_is_lost_by_a_coin_of_its_own(framework, tmp_path):
     batch, _, model = losses(*configs_of(tmp_path, "sd3"))
-    kept = batch[KEPT]
+    kept = batch[TEXT_KEPT]
     assert kept.shape == (12, 3) and 0 < kept.mean() < 1 and len(np.unique(kept, axis=0)) > 3
     text, pooled = model.loss_inputs({name: torch.from_numpy(array) for name, array in batch.items()})[:2]
     parts = (text[:, :12, :16], text[:, :12, 16:], text[:, 12:]), (pooled[:, :12], pooled[:, 12:])

@@ -9,9 +9,9 @@ from mindspeed_mm_dit.checkpoint.lora import adapter_from_arrays
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.tuning import LoraSpec, Tuning
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.meta import parameters_of, tuned
+from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
 from mindspeed_mm_dit.models.registry import network_of
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from tests.models.test_outside_predictor import FLOW, PREDICTOR, joined  # noqa: F401
 
 RANK, ALPHA = 3, 12.0
@@ -23,7 +23,9 @@ def losses(config, weights):
 
     model = DiTModel(config)
     runtime.load_arrays(model.predictor, weights)
-    given = config.predictor.conditions.examples(4) | draw_of(config.diffusion)(0, np.arange(4), config.latent_shape)
+    given = config.predictor.conditions.examples(4) | training_draw(config.diffusion)(
+        0, np.arange(4), config.latent_shape
+    )
     latents = np.random.default_rng(0).standard_normal((4, *config.latent_shape), np.float32)
     batch = runtime.to_device({"latents": latents, **{name: given[name] for name in model.loss_names}})
     return optim.gradients(model.predictor, lambda: model.losses(*batch.values()))
@@ -51,7 +53,7 @@ def drawn(config, seed):
 def test_an_adapter_that_begins_changes_nothing_and_one_that_learned_is_its_merged_weights(framework, config, targets):
     from mindspeed_mm_dit.models.composite import DiTModel
 
-    adapted = tuned(config, Tuning(targets, RANK, ALPHA))
+    adapted = with_tuning(config, Tuning(targets, RANK, ALPHA))
     base, adapted_starter = drawn(config, 1), DiTModel(adapted).initial_weights(7)
     new = {name: array for name, array in adapted_starter.items() if name not in base}
     before = losses(config, base)[0]
@@ -64,7 +66,7 @@ def test_an_adapter_that_begins_changes_nothing_and_one_that_learned_is_its_merg
 
 
 def test_only_adapters_have_gradients_and_those_of_the_merged_weights_chain_to_them(framework, config, targets):
-    adapted = tuned(config, Tuning(targets, RANK, ALPHA))
+    adapted = with_tuning(config, Tuning(targets, RANK, ALPHA))
     base, arrays = drawn(config, 1), drawn(adapted, 2)
     learned = {name: array for name, array in arrays.items() if name not in base}
     gradients = losses(adapted, base | learned)[1]
@@ -79,7 +81,7 @@ def test_only_adapters_have_gradients_and_those_of_the_merged_weights_chain_to_t
 
 def test_frozen_modules_have_no_gradient_and_the_others_keep_theirs(framework, config):
     section = "stages.{0}" if config.predictor.model_id == "residual" else "blocks.{0}"
-    base, frozen = drawn(config, 1), tuned(config, Tuning(freeze=(section,)))
+    base, frozen = drawn(config, 1), with_tuning(config, Tuning(freeze=(section,)))
     whole, part = losses(config, base)[1], losses(frozen, base)[1]
     assert {name for name in whole if name not in part} == {
         n for n in whole if n.startswith(section.replace("{0}", "0"))

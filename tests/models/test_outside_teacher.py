@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.data import check_sizes
 from mindspeed_mm_dit.models.registry import TEACHERS, register_teacher
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 from tests.external.teacher import BRIGHTNESS
 
 
@@ -37,7 +37,7 @@ def test_its_part_in_the_loss_has_its_weight_and_trains_the_network(config):
         model = DiTModel(config(weight))
         for number, value in enumerate(model.predictor.parameters()):
             value.data = 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(number))
-        draws = draw_of(config(weight).diffusion)(0, np.arange(3), (1, 8, 8))
+        draws = training_draw(config(weight).diffusion)(0, np.arange(3), (1, 8, 8))
         batch = {"pixels": pixels, "labels": np.arange(3), **draws}
         loss = model(**{name: torch.from_numpy(array) for name, array in batch.items()})
         loss.mean().backward()

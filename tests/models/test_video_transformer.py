@@ -5,13 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.checkpoint.state import predictor_of
+from mindspeed_mm_dit.checkpoint.state import infer_predictor
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, WanConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.positions import pairs_by_axis, rotary_table
+from mindspeed_mm_dit.models.positions import rotary_pairs_by_axis, rotary_table
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from mindspeed_mm_dit.tools.verify.table import relative_error
 
@@ -114,7 +114,7 @@ def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_
 
     shapes = framework.runtime.shapes(network_of(config))
     assert parameters_of(config).shapes() == shapes
-    found = predictor_of(shapes, {})
+    found = infer_predictor(shapes, {})
     assert type(found) is type(config) and parameters_of(found).shapes() == shapes
 
 
@@ -144,8 +144,8 @@ def test_the_same_weights_take_every_number_of_frames_height_and_width(framework
 
 def test_rotary_positions_turn_by_frame_row_and_column():
     """Wan's head of 128: 22, 21 and 21 pairs, the first of each turning by one radian a patch."""
-    assert pairs_by_axis(128) == (22, 21, 21)
-    for pairs in pairs_by_axis(128):
+    assert rotary_pairs_by_axis(128) == (22, 21, 21)
+    for pairs in rotary_pairs_by_axis(128):
         cos, sin = (rotary_table(wave, pairs, 5) for wave in (np.cos, np.sin))
         np.testing.assert_allclose(np.arctan2(sin, cos)[:4, 0], np.arange(4), rtol=1e-6)
         np.testing.assert_allclose(np.arctan2(sin, cos)[4, -1], 4 * 10000 ** (1 / pairs - 1), rtol=1e-4)

@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.registry import draw_of, objective_of
+from mindspeed_mm_dit.objectives.registry import objective_of, training_draw
 from tests.conftest import FRAMEWORK
 from tests.parts import CHANNELS, every_word_once, name_of, objectives
 
@@ -37,7 +37,7 @@ WALKS = [form(config, SHAPES if config is ONE_OF_EACH[config.model_id] else [DRA
 
 def batch_of(config, count, shape):
     """Latents (B, ...) and what the objective draws, by name."""
-    return normals(1, Stream.NOISE, np.arange(count), shape), draw_of(config)(0, np.arange(count), shape)
+    return normals(1, Stream.NOISE, np.arange(count), shape), training_draw(config)(0, np.arange(count), shape)
 
 
 def rows(arrays, row):

@@ -8,7 +8,7 @@ import pytest
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective, validation_draw_of
+from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective, validation_draw
 from mindspeed_mm_dit.planning.memory import Placement, memory
 from tests.conftest import run_config
 from tests.external.objective import DENOISE
@@ -36,7 +36,7 @@ def test_it_is_validated(framework, config, monkeypatch):
     monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
     engine = SimpleNamespace(eval_step=lambda forward_step, own: model(**runtime.to_device(next(own))))
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), np.uint8)
-    draws = validation_draw_of(config.diffusion)(0, VALIDATION_START + np.arange(8), config.latent_shape)
+    draws = validation_draw(config.diffusion)(0, VALIDATION_START + np.arange(8), config.latent_shape)
     batch = {"labels": np.arange(8), "pixels": pixels, **draws}
     found = validate(Run(run_config(eval_iters=2), engine, None, [batch, batch], None, StopRequest(), None))
     each = ((pixels / 127.5 - 1) ** 2).mean((1, 2, 3))

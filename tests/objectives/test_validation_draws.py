@@ -5,7 +5,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, GaussianDiffusionConfig
 from mindspeed_mm_dit.data.order import VALIDATION_START
-from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL, draw_of, validation_draw_of
+from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL, training_draw, validation_draw
 from mindspeed_mm_dit.training.validation import sums_by_quarter
 
 CONFIGS = {
@@ -18,7 +18,7 @@ SHAPE = (1, 2, 2)
 
 
 def held_out(config, first, count):
-    return validation_draw_of(config)(7, np.arange(first, first + count) + VALIDATION_START, SHAPE)
+    return validation_draw(config)(7, np.arange(first, first + count) + VALIDATION_START, SHAPE)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -39,7 +39,7 @@ def test_batches_cut_anywhere_are_the_same_samples(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_held_out_batch_is_a_training_batch_with_its_shares(name):
-    trained = draw_of(CONFIGS[name])(7, np.arange(4) + VALIDATION_START, SHAPE)
+    trained = training_draw(CONFIGS[name])(7, np.arange(4) + VALIDATION_START, SHAPE)
     found = held_out(CONFIGS[name], 0, 4)
     assert {n: (a.shape, a.dtype) for n, a in trained.items()} == {
         n: (a.shape, a.dtype) for n, a in found.items() if n != NOISE_LEVEL

@@ -7,7 +7,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import adam, muon
-from mindspeed_mm_dit.optimizers.muon import MuonConfig, orthogonalised
+from mindspeed_mm_dit.optimizers.muon import MuonConfig, orthogonalize
 from tests.conftest import GOLDEN
 
 
@@ -39,8 +39,8 @@ def test_the_dit_says_which_of_its_weights_are_how_many_matrices():
 @pytest.mark.parametrize("shape", [(3, 12, 8), (2, 8, 12), (1, 16, 16)])
 def test_singular_values_come_near_1_in_the_same_directions(framework, shape):
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    found = framework.ops.numpy(orthogonalised(framework.ops.tensor(x), 5))
-    assert not framework.ops.numpy(orthogonalised(framework.ops.tensor(0 * x), 5)).any()
+    found = framework.ops.numpy(orthogonalize(framework.ops.tensor(x), 5))
+    assert not framework.ops.numpy(orthogonalize(framework.ops.tensor(0 * x), 5)).any()
     for matrix, made in zip(x, found):
         u, s, v = np.linalg.svd(matrix, full_matrices=False)
         of_directions = u.T @ made @ v.T

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.checkpoint.formats import PYTORCH
 from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.optimizers import registry
-from mindspeed_mm_dit.optimizers.registry import chosen_in, register_optimizer
+from mindspeed_mm_dit.optimizers.registry import optimizer_from_facts, register_optimizer
 from mindspeed_mm_dit.training.flags import parse
 from tests.external import plugin
 from tests.external.optimizer import LION
@@ -112,8 +112,8 @@ def test_impossible_settings_are_refused(flags, words):
 def test_settings_travel_through_run_json(lion):
     for flags in ("", "--optimizer muon --no-muon-nesterov --adam-beta2 0.95"):
         chosen = given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
-        assert chosen_in(json.loads(json.dumps(registry.optimizer_facts(chosen))), "run.json") == chosen
-    assert chosen_in(None, "run.json") == registry.ADAMW  # (a checkpoint of before, or of another program)
+        assert optimizer_from_facts(json.loads(json.dumps(registry.optimizer_facts(chosen))), "run.json") == chosen
+    assert optimizer_from_facts(None, "run.json") == registry.ADAMW  # (a checkpoint of before, or of another program)
 
 
 def test_name_is_taken_once(lion):

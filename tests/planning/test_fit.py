@@ -20,8 +20,8 @@ from mindspeed_mm_dit.planning.memory import (
     check_state_fits,
     host_bytes,
     memory,
+    memory_warning,
     state_bytes,
-    tight_step,
 )
 
 GIB = 2**30
@@ -63,21 +63,21 @@ def test_exact_fit_passes_and_a_byte_less_does_not():
     model, placement = model_of(), Placement(2, 2, FLOAT32)
     need = state_bytes(memory(model, placement))
     check_state_fits(model, placement, MemoryLimit("a GPU", need))
-    check_state_fits(model, placement, MemoryLimit("this machine", 2 * need, sharers=2))
-    for place in (MemoryLimit("a GPU", need - 1), MemoryLimit("this machine", 2 * need - 1, sharers=2)):
+    check_state_fits(model, placement, MemoryLimit("this machine", 2 * need, num_processes=2))
+    for place in (MemoryLimit("a GPU", need - 1), MemoryLimit("this machine", 2 * need - 1, num_processes=2)):
         with pytest.raises(ConfigError, match="gradients, optimizer state and average"):
             check_state_fits(model, placement, place)
     check_model_fits(model, MemoryLimit("this machine", host_bytes(XL)))
     with pytest.raises(ConfigError, match="which 2 ranks share"):
-        check_model_fits(model, MemoryLimit("this machine", host_bytes(XL), sharers=2))
+        check_model_fits(model, MemoryLimit("this machine", host_bytes(XL), num_processes=2))
 
 
 def test_step_that_may_not_fit_is_a_warning():
     placement, place = Placement(1, 1, AUTOCAST), MemoryLimit("a GPU", 24 * GIB)
-    warning = tight_step(model_of(), placement, 64, False, place)
+    warning = memory_warning(model_of(), placement, 64, False, place)
     fits = memory(model_of(), placement, False).largest_micro_batch(24 * GIB)
     assert f"a micro-batch of {fits} fits" in warning and "--micro-batch-size = 64" in warning
-    assert tight_step(model_of(), placement, fits, False, place) is None
+    assert memory_warning(model_of(), placement, fits, False, place) is None
 
 
 def test_layout_of_a_run_is_that_of_its_yaml():

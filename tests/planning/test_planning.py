@@ -29,7 +29,7 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.models.meta import parameters_of, tuned
+from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.planning.memory import Placement, activation_bytes, memory
 from mindspeed_mm_dit.tools.planning.recommend import Request, recommend
@@ -131,7 +131,7 @@ def examples(config, count=2):
 def bytes_kept(model, precision, recompute, batch=2):
     """Bytes of an image that forward and loss leave for backward, weights not counted."""
     network = DiT(model.predictor)
-    if precision.way == "fsdp2":
+    if precision.mode == "fsdp2":
         network.to(torch.bfloat16)
         network.t_embedder.frequencies = network.t_embedder.frequencies.float()
     if recompute:
@@ -192,7 +192,7 @@ def test_peak_of_a_step_is_within_a_tenth_of_the_plan(placement, batch):
     model = model_of("DiT-S/2", num_layers=2)
     fsdp2 = Fsdp2Config(
         sub_modules_to_wrap=("predictor.blocks.{*}", "predictor.final_layer"), cast_forward_inputs=False,
-        param_dtype="bf16" if placement.precision.way == "fsdp2" else None, reduce_dtype="fp32", use_reentrant=False,
+        param_dtype="bf16" if placement.precision.mode == "fsdp2" else None, reduce_dtype="fp32", use_reentrant=False,
         recompute_modules=("predictor.blocks.{*}",) if placement.recompute else None,
     )  # fmt: skip
     flags = run_config(seed=0, weight_decay=0.0, ema_decay=0.99)
@@ -257,20 +257,20 @@ def test_sharded_weights_are_those_of_fsdp2(world_size):
 
 def test_offloaded_state_takes_no_memory_of_the_device():
     whole = load_model_config(str(ROOT / "examples/dit/flux_lora/model.json"))
-    model = tuned(whole, Tuning(("attention",), rank=16))
+    model = with_tuning(whole, Tuning(("attention",), rank=16))
     request = Request(Placement(), device_bytes=24 * GIB, images_per_rank=8, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):
         recommend(model, request)
     placement = recommend(model, dataclasses.replace(request, run=Placement(offloaded=True))).placement
     plan, before = (memory(model, dataclasses.replace(placement, offloaded=way), False) for way in (True, False))
     state = ("weights", "gradients", "optimizer", "ema")
-    assert plan.in_machine == sum(getattr(before, name) for name in state) > 40 * GIB
-    assert not any(getattr(plan, name) for name in state) and plan.fixed == before.fixed - plan.in_machine
+    assert plan.host_bytes_offloaded == sum(getattr(before, name) for name in state) > 40 * GIB
+    assert not any(getattr(plan, name) for name in state) and plan.fixed == before.fixed - plan.host_bytes_offloaded
 
 
 def test_adapters_of_wan_14b_fit_where_the_whole_does_not():
     whole = load_model_config(str(ROOT / "examples/dit/wan2.2_t2v_a14b/model.json"))
-    adapted = tuned(whole, Tuning(("to_q", "to_k", "to_v", "to_out.0"), rank=16))
+    adapted = with_tuning(whole, Tuning(("to_q", "to_k", "to_v", "to_out.0"), rank=16))
     request = Request(Placement(8), device_bytes=56 * GIB, images_per_rank=1, online_vae=False)
     with pytest.raises(ConfigError, match="0 fit"):
         recommend(whole, request)

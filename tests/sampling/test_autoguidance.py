@@ -28,7 +28,7 @@ def network(framework, config, seed):
 @pytest.mark.parametrize("config", TRIED, ids=lambda config: name_of(config.predictor, config.diffusion))
 def test_a_step_is_led_away_from_the_weaker_networks_by_the_formula(framework, config):
     """A step of Euler is linear in what is said: s of the network's and 1 - s of the weaker one's."""
-    from mindspeed_mm_dit.sampling.generate import states
+    from mindspeed_mm_dit.sampling.generate import trajectory_states
     from mindspeed_mm_dit.sampling.load import CheckpointDescription
     from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import SampleRequest
@@ -44,7 +44,7 @@ def test_a_step_is_led_away_from_the_weaker_networks_by_the_formula(framework, c
             request = replace(request, weaker=other)
         request = with_defaults(request, config)
         with framework.ops.no_grad():
-            *_, last = states(model, config, given, numbers, request, given)
+            *_, last = trajectory_states(model, config, given, numbers, request, given)
         return framework.ops.numpy(last)
 
     expected = 2.5 * end(ours) - 1.5 * end(theirs)

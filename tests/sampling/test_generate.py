@@ -14,7 +14,7 @@ from mindspeed_mm_dit.models.autoencoder import to_images, to_pixels
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.sampling import generate as module
 from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions
-from mindspeed_mm_dit.sampling.generate import decode, generate, states
+from mindspeed_mm_dit.sampling.generate import decode, generate, trajectory_states
 from mindspeed_mm_dit.sampling.load import CheckpointDescription
 from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import SampleRequest
@@ -66,7 +66,7 @@ def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config
     """Beside the same chain without noise, what is added at each step is that step's draw."""
     numbers, labels = np.array([3, 70_000]), np.array([1, 2])
     settings = without_guidance(config, steps=4, seed=2**62 + 5)
-    found = list(states(model, config, {"labels": labels}, numbers, settings))
+    found = list(trajectory_states(model, config, {"labels": labels}, numbers, settings))
     start = normals(settings.seed, Stream.SAMPLE_START, numbers, config.latent_shape)
     np.testing.assert_array_equal(model.asked[0][0].numpy(), start)
     assert [t for _, t, _ in model.asked] == [[999] * 2, [666] * 2, [333] * 2, [0] * 2]
@@ -85,7 +85,7 @@ def test_a_chain_starts_and_is_disturbed_by_the_draws_of_its_image(model, config
 
 def test_guided_chain_asks_for_the_null_class_too(model, config):
     settings = without_guidance(config, steps=2, guidance=3.0)
-    list(states(model, config, {"labels": np.array([1, 2])}, np.arange(2), settings))
+    list(trajectory_states(model, config, {"labels": np.array([1, 2])}, np.arange(2), settings))
     assert [y for _, _, y in model.asked] == [[1, 2, 10, 10]] * 2
 
 
@@ -168,7 +168,7 @@ def test_clip_bounds_the_clean_image(model, config):
 
     def last(**options):
         settings = without_guidance(config, sampler="ddim", steps=5, options=options)
-        *_, state = states(far, config, {"labels": np.array([1])}, np.arange(1), settings)
+        *_, state = trajectory_states(far, config, {"labels": np.array([1])}, np.arange(1), settings)
         return state
 
     for clip in (0.5, 2.0):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.cli.main import parser_of
+from mindspeed_mm_dit.cli.main import command_parser
 from mindspeed_mm_dit.configs.condition import ClassLabel, Conditions, FirstFrame, Vector
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions, requested_conditions
@@ -136,7 +136,7 @@ def test_vectors_of_a_file_are_those_of_an_array(tmp_path):
 
 def test_each_setting_is_a_flag_and_an_argument():
     """--num-per-class and --num-per-prompt are one argument, as are --prompt and --prompts."""
-    flags = {word for action in parser_of("sample")._actions for word in action.option_strings}
+    flags = {word for action in command_parser("sample")._actions for word in action.option_strings}
     for request in (ModelRequest, SampleRequest):
         fields = dataclasses.fields(request)
         assert {word_of(field) for field in fields if word_of(field).startswith("--")} <= flags

@@ -64,15 +64,15 @@ def batches_of(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "workers", "offloads", "prefetch", "loader"),
-    [("cpu", 2, False, 4, "load_batches"), ("npu", 2, False, 4, "load_batches_apart"),
-     ("cuda", 12, False, 12, "load_batches_apart"), ("npu", 0, False, 4, "load_batches"),
+    [("cpu", 2, False, 4, "load_batches"), ("npu", 2, False, 4, "load_batches_in_process"),
+     ("cuda", 12, False, 12, "load_batches_in_process"), ("npu", 0, False, 4, "load_batches"),
      ("npu", 2, True, 4, "load_batches")],
 )  # fmt: skip
 def test_batches_are_made_beside_an_accelerator(tmp_path, monkeypatch, device, workers, offloads, prefetch, loader):
     taken = []
     (tmp_path / "fsdp2.yaml").write_text(f"offload_to_cpu: {json.dumps(offloads)}")
     sharding = {"use_torch_fsdp2": True, "fsdp2_config_path": str(tmp_path / "fsdp2.yaml")}
-    for name in ("load_batches", "load_batches_apart"):
+    for name in ("load_batches", "load_batches_in_process"):
         monkeypatch.setattr(stream, name, lambda *given, name=name: taken.append((name, *given[2:])) or iter(()))
     monkeypatch.setattr(runtime, "device_type", lambda: device)
     data = SimpleNamespace(data=SimpleNamespace(dataloader_param=DataloaderParam()))

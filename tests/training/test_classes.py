@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.store import classes_in, find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_classes, read_facts
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.errors import CheckpointError
@@ -69,7 +69,7 @@ def test_a_run_goes_on_with_the_classes_it_began_with_alone(tmp_path, tiny):
     outcome = configs.run(flags + "1")
     assert outcome.code == 0, outcome.output
     kept = read_facts(find_checkpoint(tmp_path / "saved"))["classes"]
-    assert kept == ["cat", "dog"] == list(classes_in(tmp_path / "saved"))
+    assert kept == ["cat", "dog"] == list(read_classes(tmp_path / "saved"))
     (tmp_path / "images/cat").rename(tmp_path / "images/lion")
     outcome = configs.run(flags + "3")
     assert outcome.code == 2 and "label 0 was 'cat'" in outcome.output

@@ -76,10 +76,10 @@ def test_two_ranks_draw_the_clips_of_one(whole, saved, tmp_path):
 
 
 def test_clips_are_written_as_videos_animations_and_strips_of_other_lengths(whole, saved, tmp_path, capsys):
-    from mindspeed_mm_dit.data.video_file import look_at_video
+    from mindspeed_mm_dit.data.video_file import read_video_facts
 
     assert sample(saved, tmp_path / "a.mp4", "--frames", "6", "--size", "16x24", "--fps", "8") == 0
-    facts = look_at_video(tmp_path / "a-0001.mp4", decode=True)
+    facts = read_video_facts(tmp_path / "a-0001.mp4", decode=True)
     assert facts.num_frames == 6 and facts.size == (192, 288) and facts.fps == 8  # enlarged
     assert sample(saved, tmp_path / "a.gif") == 0 and sample(saved, tmp_path / "a.png") == 0
     assert (tmp_path / "a-0000.gif").stat().st_size and (tmp_path / "a.png").stat().st_size

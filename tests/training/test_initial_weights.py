@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint.adapting import begin, read_source
+from mindspeed_mm_dit.checkpoint.adapting import adapt_weights, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, read_weights
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
@@ -56,7 +56,7 @@ def test_what_it_begins_with_is_said_and_weights_and_average_are_just_that(sourc
     assert "28 of 32 tensors as they are" in outcome.output, outcome.output
     here = load_model_config(adapted.folder / "model.json").predictor
     classes = read_facts(find_checkpoint(saved))["classes"]
-    wanted = {name: value for name, value, _ in begin(read_source(source, here), here, classes, 1234)}
+    wanted = {name: value for name, value, _ in adapt_weights(read_source(source, here), here, classes, 1234)}
     for use_ema in (False, True):
         found = read_weights(find_checkpoint(saved), use_ema)
         assert all(found[name].tobytes() == value.tobytes() for name, value in wanted.items())

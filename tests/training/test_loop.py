@@ -66,7 +66,7 @@ def run(monkeypatch):
         device, records = Device(losses), []
         run.device = device
         monkeypatch.setattr(runtime, "read_later", device.read_later)
-        monkeypatch.setattr(log, "meter", lambda args: None)
+        monkeypatch.setattr(log, "mfu_meter", lambda args: None)
         monkeypatch.setattr(log.RunLog, "record", lambda self, record: records.append(record))
         monkeypatch.setattr(runtime, "num_microbatches", lambda: 1)
         train = itertools.repeat(0) if train is None else train

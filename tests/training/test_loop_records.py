@@ -72,7 +72,7 @@ def run(monkeypatch):
         recorder = recorder or Recorder()
         clock, waiting = iter(range(100)), itertools.cycle([0.0, waits])
         monkeypatch.setattr(log, "RunLog", recorder.log)
-        monkeypatch.setattr(log, "meter", lambda args: ("meter", args))
+        monkeypatch.setattr(log, "mfu_meter", lambda args: ("meter", args))
         monkeypatch.setattr(
             log, "open_metrics_loggers", lambda args, iteration: (args.parts["tensorboard_dir"], iteration)
         )

@@ -31,7 +31,7 @@ def read_tree(path, tree):
 
 def direct(store, last, std):
     """The average in float64, from the weights after every step."""
-    counted = np.diff((np.arange(last + 1) / last) ** (power_ema.exponent(std) + 1))
+    counted = np.diff((np.arange(last + 1) / last) ** (power_ema.gamma_of_std(std) + 1))
     weights = [read_tree(store.path(step), "model") for step in range(1, last + 1)]
     return {name: sum(c * w[name].astype(np.float64) for c, w in zip(counted, weights)) for name in weights[0]}
 
@@ -97,7 +97,7 @@ def test_averages_begin_and_end_with_their_flag_and_keep_their_widths(tiny, tmp_
     assert tiny.run(flags + "3 " + STDS).code == 0
     store = CheckpointStore(tmp_path)
     before, after = (read_tree(store.path(step), "model") for step in (2, 3))
-    share = power_ema.decay_weight(3, power_ema.exponent(0.05))
+    share = power_ema.decay_weight(3, power_ema.gamma_of_std(0.05))
     wanted = {name: before[name] + share * (after[name] - before[name].astype(float)) for name in after}
     assert_close(read_tree(store.path(3), "power_ema_1"), wanted)
     other = tiny.run(flags + "4 --power-ema-stds 0.05 0.2")

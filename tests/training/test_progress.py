@@ -10,7 +10,7 @@ from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, find_checkpoint, read_facts
 from mindspeed_mm_dit.training import progress as room
 from mindspeed_mm_dit.training.progress import Progress
-from mindspeed_mm_dit.training.resume import Start
+from mindspeed_mm_dit.training.resume import ResumePoint
 from tests.conftest import run_config
 
 
@@ -22,7 +22,7 @@ class Writer:
     def __init__(self, in_background, when_failed):
         Writer.broken = False
 
-    def copied(self, state):
+    def copy_to_host(self, state):
         return state
 
     def write(self, state, path, when_complete):
@@ -85,7 +85,7 @@ def test_a_best_one_that_could_not_be_written_does_not_displace_the_one_before(p
 
 def test_a_resumed_run_knows_the_best_of_its_folder_and_of_no_other(progress, tmp_path):
     validated(progress, 0.9, 0.5)
-    start = Start(CheckpointStore(tmp_path).path(2), 2, read_facts(CheckpointStore(tmp_path).path(2)))
+    start = ResumePoint(CheckpointStore(tmp_path).path(2), 2, read_facts(CheckpointStore(tmp_path).path(2)))
     progress.restore(start)
     validated(progress, 0.6)
     assert CheckpointStore(tmp_path).iterations() == [2]

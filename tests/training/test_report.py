@@ -39,5 +39,6 @@ def test_a_report_longer_than_its_training_is_not_drawn(tmp_path):
     args = run_config(report="short", save=str(tmp_path), global_batch_size=64, report_steps=50, mm=mm)
     for start_iteration, steps, is_drawn in ((0, 104, False), (0, 105, True), (105, 105, False)):
         assert (
-            bool(module._why_nothing(replace(args, start_iteration=start_iteration, train_iters=steps))) is not is_drawn
+            bool(module._reason_for_no_samples(replace(args, start_iteration=start_iteration, train_iters=steps)))
+            is not is_drawn
         )

@@ -66,7 +66,7 @@ def test_sigterm_to_a_torchrun_of_the_users_own_saves_and_ends(tiny, tmp_path):
     rest, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert "saving it" in rest and process.returncode != 0
     (saved,) = CheckpointStore(tmp_path).iterations()
-    assert saved >= 3 and torch_dcp.problem_of(CheckpointStore(tmp_path).path(saved)) is None
+    assert saved >= 3 and torch_dcp.find_damage(CheckpointStore(tmp_path).path(saved)) is None
 
 
 def test_a_second_run_is_refused_and_a_kill_during_saves_loses_at_most_the_save_in_flight(tiny, tmp_path):
@@ -78,7 +78,7 @@ def test_a_second_run_is_refused_and_a_kill_during_saves_loses_at_most_the_save_
     process.kill()
     process.communicate()
     store = CheckpointStore(tmp_path)
-    latest, passed = store.latest(torch_dcp.problem_of)
+    latest, passed = store.latest(torch_dcp.find_damage)
     assert passed == [] and latest >= reached - 2  # one in flight, one that waits for it
     resumed = tiny.run(f"{LONG.replace('100000', str(latest + 2))} --save {tmp_path} --load {tmp_path}")
     assert resumed.code == 0 and list(resumed.losses) == [latest + 1, latest + 2]

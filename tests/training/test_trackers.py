@@ -8,9 +8,9 @@ from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.training.loggers import registry
 from mindspeed_mm_dit.training.loggers.registry import (
     METRICS_LOGGERS,
-    Guarded,
+    GuardedLogger,
+    LoggerContext,
     MetricsLoggerKind,
-    Opening,
     check_metrics_loggers,
     open_metrics_loggers,
 )
@@ -84,10 +84,12 @@ class Failing:
 
 
 def test_a_tracker_that_fails_is_said_once_and_ends_nothing(capsys):
-    metrics_logger = Guarded(MetricsLoggerKind("wandb", object, lambda *given: Failing()), None, Opening(0, "", {}))
+    metrics_logger = GuardedLogger(
+        MetricsLoggerKind("wandb", object, lambda *given: Failing()), None, LoggerContext(0, "", {})
+    )
     for iteration in (1, 2):
         metrics_logger.add(iteration, {})
     metrics_logger.close()
     assert capsys.readouterr().err.count("RuntimeError: no network") == 1
-    Guarded(MetricsLoggerKind("wandb", object, lambda *given: 1 / 0), None, Opening(0, "", {})).add(1, {})
+    GuardedLogger(MetricsLoggerKind("wandb", object, lambda *given: 1 / 0), None, LoggerContext(0, "", {})).add(1, {})
     assert "ZeroDivisionError" in capsys.readouterr().err

@@ -193,7 +193,7 @@ def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], Any
     setattr(module, name, Tensor(shape))
 
 
-def untrained(module: Module) -> None:
+def freeze_parameters(module: Module) -> None:
     """Declare that the parameters of ``module`` are not trained."""
     for _, parameter in module.named_parameters():
         parameter.declared = dataclasses.replace(parameter.declared, trained=False)

@@ -18,9 +18,9 @@ from mindspeed_mm_dit.framework.meta.tensor import (
     current,
     dense_like,
     elementwise,
-    factors,
-    promoted,
-    result,
+    operator_result,
+    promote_dtypes,
+    saved_factors,
     view_strides,
 )
 
@@ -43,7 +43,7 @@ exp = expm1 = sigmoid = tanh = _keeping_result
 def cat(tensors: Sequence[Tensor], dim: int) -> Tensor:
     shape = list(tensors[0].shape)
     shape[dim] = sum(x.shape[dim] for x in tensors)
-    return result(shape, promoted(*(x.dtype for x in tensors)), tensors)
+    return operator_result(shape, promote_dtypes(*(x.dtype for x in tensors)), tensors)
 
 
 def chunk(x: Tensor, parts: int, dim: int) -> tuple[Tensor, ...]:
@@ -59,7 +59,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     if math.prod(sizes) != x.num_elements:
         raise ValueError(f"{x.shape} does not have as many elements as {tuple(shape)}")
     strides = view_strides(x, sizes)
-    return result(sizes, x.dtype, [x]) if strides is None else x.view(sizes, strides)
+    return operator_result(sizes, x.dtype, [x]) if strides is None else x.view(sizes, strides)
 
 
 def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
@@ -67,7 +67,7 @@ def permute(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 def contiguous(x: Tensor) -> Tensor:
-    return x if view_strides(x, (x.num_elements,)) else result(x.shape, x.dtype, [x])
+    return x if view_strides(x, (x.num_elements,)) else operator_result(x.shape, x.dtype, [x])
 
 
 def broadcast_to(x: Tensor, shape: Shape) -> Tensor:
@@ -79,7 +79,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"{x.shape} does not fit a weight of {weight.shape}")
     current().multiply_adds += x.num_elements * weight.shape[0]
-    return result((*x.shape[:-1], weight.shape[0]), x.dtype, [x, weight, bias], factors(x, weight))
+    return operator_result((*x.shape[:-1], weight.shape[0]), x.dtype, [x, weight, bias], saved_factors(x, weight))
 
 
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
@@ -88,7 +88,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad
     (B, _, H, W), (outputs, inputs, K, _) = x.shape, weight.shape
     h, w = ((side + 2 * padding - K) // stride + 1 for side in (H, W))
     current().multiply_adds += B * outputs * h * w * inputs * K * K
-    return result((B, outputs, h, w), x.dtype, [x, weight, bias], factors(x, weight))
+    return operator_result((B, outputs, h, w), x.dtype, [x, weight, bias], saved_factors(x, weight))
 
 
 def for_product(x: Tensor) -> Tensor:
@@ -106,11 +106,11 @@ def _cast(x: Tensor, dtype: str) -> Tensor:
         return x
     if x.storage.is_weight:
         return Tensor(x.shape, dtype, x.needs_gradient, Storage(0, is_weight=True))
-    return result(x.shape, dtype, [x])
+    return operator_result(x.shape, dtype, [x])
 
 
 def addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    return elementwise(x, y, z, keeps=factors(y, z))
+    return elementwise(x, y, z, keeps=saved_factors(y, z))
 
 
 def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
@@ -119,32 +119,32 @@ def clamp(x: Tensor, min: float | None = None, max: float | None = None) -> Tens
 
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     both = elementwise(x, y)
-    return result(broadcast(condition.shape, both.shape), both.dtype, [x, y], [condition])
+    return operator_result(broadcast(condition.shape, both.shape), both.dtype, [x, y], [condition])
 
 
 def mean_per_sample(x: Tensor) -> Tensor:
-    return result(x.shape[:1], x.dtype, [x])
+    return operator_result(x.shape[:1], x.dtype, [x])
 
 
 def cosine_similarity(x: Tensor, y: Tensor, dim: int) -> Tensor:
     both = elementwise(x, y, keeps=[x, y])
     axis = dim % both.ndim
-    return result([*both.shape[:axis], *both.shape[axis + 1 :]], both.dtype, [x, y])
+    return operator_result([*both.shape[:axis], *both.shape[axis + 1 :]], both.dtype, [x, y])
 
 
 def take(table: Tensor, index: Tensor) -> Tensor:
-    return result((*index.shape, *table.shape[1:]), table.dtype, [table], [index])
+    return operator_result((*index.shape, *table.shape[1:]), table.dtype, [table], [index])
 
 
 def pad(x: Tensor, widths: tuple[int, int, int, int]) -> Tensor:
     left, right, top, bottom = widths
     *outer, H, W = x.shape
-    return result((*outer, H + top + bottom, W + left + right), x.dtype, [x])
+    return operator_result((*outer, H + top + bottom, W + left + right), x.dtype, [x])
 
 
 def upsample_nearest_2x(x: Tensor) -> Tensor:
     *outer, H, W = x.shape
-    return result((*outer, 2 * H, 2 * W), x.dtype, [x])
+    return operator_result((*outer, 2 * H, 2 * W), x.dtype, [x])
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -153,27 +153,27 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     B, heads, N, d = q.shape
     current().multiply_adds += 2 * B * heads * N * k.shape[2] * d
     log_sum_exp = Tensor((B, heads, N))
-    output = result((B, heads, N, d), v.dtype, [q, k, v], [q, k, v, mask, log_sum_exp], strides=dense_like(q))
+    output = operator_result((B, heads, N, d), v.dtype, [q, k, v], [q, k, v, mask, log_sum_exp], strides=dense_like(q))
     if output.needs_gradient:
         current().save(output.storage)
     return output
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return result(x.shape, promoted(x.dtype, cos.dtype), [x], [cos, sin], dense_like(x))
+    return operator_result(x.shape, promote_dtypes(x.dtype, cos.dtype), [x], [cos, sin], dense_like(x))
 
 
 def norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Zero mean and unit variance of each of ``groups`` parts of ``x``; mean and variance are kept in float32."""
     x = for_norm(x)
     statistics = [Tensor((groups,)), Tensor((groups,))]
-    return result(x.shape, x.dtype, [x, weight, bias], [x, *statistics])
+    return operator_result(x.shape, x.dtype, [x, weight, bias], [x, *statistics])
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """x / root mean square over the last axis, times weight: one kernel, as on a GPU."""
     x = for_norm(x)
-    return result(x.shape, x.dtype, [x, weight], [x, Tensor((*x.shape[:-1], 1))])
+    return operator_result(x.shape, x.dtype, [x, weight], [x, Tensor((*x.shape[:-1], 1))])
 
 
 def sample_ranks() -> int:
@@ -205,7 +205,7 @@ def _exchanged(x: Tensor, split: int | None, joined: int | None) -> Tensor:
         shape[split] = -(-shape[split] // ranks)
     if joined is not None:
         shape[joined] *= ranks
-    return result(shape, x.dtype, [x])
+    return operator_result(shape, x.dtype, [x])
 
 
 def stop_gradient(x: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class Tensor:
         return elementwise(self, other)
 
     def __mul__(self, other: Any) -> Tensor:
-        return elementwise(self, other, keeps=factors(self, other))
+        return elementwise(self, other, keeps=saved_factors(self, other))
 
     def __truediv__(self, other: Any) -> Tensor:
         return elementwise(self, other, keeps=[other, *([self] if _needs(other) else [])])
@@ -81,7 +81,7 @@ class Tensor:
     __rmul__ = __mul__
 
 
-def result(
+def operator_result(
     shape: Sequence[int],
     dtype: str,
     inputs: Sequence[Any],
@@ -105,14 +105,16 @@ def result(
 def elementwise(*inputs: Any, keeps: Sequence[Any] = ()) -> Tensor:
     """Return the result of elementwise work on tensors and numbers, with broadcasting; it lies in memory as they do."""
     tensors = [x for x in inputs if isinstance(x, Tensor)]
-    dtype = promoted(*(x.dtype for x in tensors))
-    dtype = promoted(dtype, "float32") if dtype == "int64" and any(isinstance(x, float) for x in inputs) else dtype
+    dtype = promote_dtypes(*(x.dtype for x in tensors))
+    dtype = (
+        promote_dtypes(dtype, "float32") if dtype == "int64" and any(isinstance(x, float) for x in inputs) else dtype
+    )
     shape = broadcast(*(x.shape for x in tensors))
     like = next((x for x in tensors if x.shape == shape), None)
-    return result(shape, dtype, tensors, keeps, dense_like(like) if like else None)
+    return operator_result(shape, dtype, tensors, keeps, dense_like(like) if like else None)
 
 
-def factors(x: Any, y: Any) -> list[Any]:
+def saved_factors(x: Any, y: Any) -> list[Any]:
     """Return which of two factors backward needs: each for the gradient of the other."""
     return [x if _needs(y) else None, y if _needs(x) else None]
 
@@ -167,7 +169,7 @@ def broadcast(*shapes: Shape) -> Shape:
     return merged
 
 
-def promoted(*dtypes: str) -> str:
+def promote_dtypes(*dtypes: str) -> str:
     """Return the type of elementwise work on tensors of ``dtypes``."""
     return max(dtypes, key=_ORDER.index)
 

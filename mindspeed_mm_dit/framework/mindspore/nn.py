@@ -24,8 +24,21 @@ GELU_LINEAR = 2 * math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715 * GELU_LINEAR
 
 __all__ = [
-    "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
-    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
+    "GELU",
+    "Blocks",
+    "Conv2d",
+    "Embedding",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleList",
+    "RMSNorm",
+    "Sequential",
+    "SiLU",
+    "freeze_parameters",
+    "parameter",
+    "set_constant",
 ]  # fmt: skip
 
 
@@ -186,7 +199,7 @@ def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], np.
     setattr(module, name, Tensor(make()))
 
 
-def untrained(module: msnn.Cell) -> None:
+def freeze_parameters(module: msnn.Cell) -> None:
     """Declare that the parameters of ``module`` are not trained."""
     for parameter in module.get_parameters():
         parameter.requires_grad = False

@@ -159,7 +159,7 @@ def numpy(x: Tensor) -> np.ndarray:
 
 
 def sample_ranks() -> int:
-    """Return 1: ranks do not share samples (``runtime.SHARES_SEQUENCES``)."""
+    """Return 1: ranks do not share samples (``runtime.HAS_CONTEXT_PARALLEL``)."""
     return 1
 
 

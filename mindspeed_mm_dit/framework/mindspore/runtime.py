@@ -29,11 +29,11 @@ if ON_CPU:  # else its threads spin between operators: 25 times the CPU time if 
     mindspore.runtime.launch_blocking()
 
 
-SAMPLES_IN_BF16 = False
-"""Whether ``low_precision`` and ``bf16_products`` are supported."""
-WAYS_TO_BF16: tuple[ComputeMode, ...] = ()
+CAN_SAMPLE_IN_BF16 = False
+"""Whether ``low_precision`` and ``cast_products_to_bf16`` are supported."""
+BF16_MODES: tuple[ComputeMode, ...] = ()
 """Modes in which a training step may compute in bfloat16: none yet."""
-SHARES_SEQUENCES = False
+HAS_CONTEXT_PARALLEL = False
 """Whether several ranks can share the tokens of a sample: not yet."""
 
 
@@ -64,7 +64,7 @@ def check_backend(backend: str | None) -> str:
 def initialize(backend: str | None, micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
     """Join the group that msrun describes (without msrun, a group of one); ``sequence_ranks`` must be 1."""
     check_backend(backend)
-    assert sequence_ranks == 1, "SHARES_SEQUENCES"
+    assert sequence_ranks == 1, "HAS_CONTEXT_PARALLEL"
     if world_size() > 1 and not _Job.joined:
         communication.init()
         _Job.joined = True
@@ -143,7 +143,7 @@ class PendingRead:
     def __init__(self, values: list[Tensor]) -> None:
         self._values = values
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether ``wait`` would return at once: true on a CPU, where the step has been waited for."""
         return ON_CPU
 
@@ -156,12 +156,12 @@ def read_later(values: list[Tensor]) -> PendingRead:
     return PendingRead(values)
 
 
-def any_rank(flag: bool) -> bool:
+def any_over_ranks(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank."""
-    return each_on_any_rank([flag])[0]
+    return each_any_over_ranks([flag])[0]
 
 
-def each_on_any_rank(flags: list[bool]) -> list[bool]:
+def each_any_over_ranks(flags: list[bool]) -> list[bool]:
     """Return for each of ``flags`` whether it is true on any rank, in one exchange."""
     if world_size() == 1:
         return flags
@@ -169,7 +169,7 @@ def each_on_any_rank(flags: list[bool]) -> list[bool]:
 
 
 def barrier() -> None:
-    any_rank(False)
+    any_over_ranks(False)
 
 
 def load_arrays(module: mindspore.nn.Cell, arrays: Mapping[str, np.ndarray]) -> None:
@@ -184,7 +184,7 @@ def shapes(module: mindspore.nn.Cell) -> dict[str, tuple[int, ...]]:
     return {name: tuple(p.shape) for name, p in module.parameters_and_names()}
 
 
-def shapes_alone() -> None:
+def meta_device_context() -> None:
     """Return None: MindSpore has no tensors without values."""
 
 
@@ -200,7 +200,7 @@ def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
-def bf16_products(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+def cast_products_to_bf16(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     """Refuse --bf16, as ``low_precision`` does."""
     low_precision(True)
     return module

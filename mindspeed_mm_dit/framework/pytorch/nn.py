@@ -181,8 +181,21 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 __all__ = [
-    "GELU", "Blocks", "Conv2d", "Embedding", "GroupNorm", "LayerNorm", "Linear", "Module",
-    "ModuleList", "RMSNorm", "Sequential", "SiLU", "parameter", "set_constant", "untrained",
+    "GELU",
+    "Blocks",
+    "Conv2d",
+    "Embedding",
+    "GroupNorm",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleList",
+    "RMSNorm",
+    "Sequential",
+    "SiLU",
+    "freeze_parameters",
+    "parameter",
+    "set_constant",
 ]  # fmt: skip
 
 
@@ -197,6 +210,6 @@ def set_constant(module: Module, name: str, shape: Shape, make: Callable[[], np.
     module.register_buffer(name, torch.tensor(make()), persistent=False)
 
 
-def untrained(module: Module) -> None:
+def freeze_parameters(module: Module) -> None:
     """Declare that the parameters of ``module`` are not trained."""
     module.requires_grad_(False)

@@ -97,7 +97,7 @@ def without_gradient(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor
     """Return the result of ``function`` on ``inputs``, through which no gradient flows."""
     with no_grad():
         result = function(*inputs)
-    _forget_casts()
+    _clear_autocast_cache()
     return result
 
 
@@ -111,11 +111,11 @@ def derivative_along(
     with no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         result = function(*(forward_ad.make_dual(x, tangent) for x, tangent in zip(inputs, tangents)))
         derivative = forward_ad.unpack_dual(result).tangent
-    _forget_casts()
+    _clear_autocast_cache()
     return derivative
 
 
-def _forget_casts() -> None:
+def _clear_autocast_cache() -> None:
     """Drop the weights that autocast has cast without a gradient: PyTorch 2.7 would reuse them, and train nothing."""
     clear_autocast_cache()
 

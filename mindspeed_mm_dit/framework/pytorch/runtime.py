@@ -16,29 +16,29 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from mindspeed_mm_dit.configs.precision import ComputeMode
-from mindspeed_mm_dit.configs.source import MOST_GRAPHS
+from mindspeed_mm_dit.configs.source import MAX_GRAPHS
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
-from mindspeed_mm_dit.framework.exits import ended_by_ctrl_c
+from mindspeed_mm_dit.framework.exits import exits_on_sigint
 from mindspeed_mm_dit.framework.pytorch import sequence
 from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
-SAMPLES_IN_BF16 = True
-"""Whether ``low_precision`` and ``bf16_products`` are supported."""
-WAYS_TO_BF16: tuple[ComputeMode, ...] = ("autocast", "fsdp2")
+CAN_SAMPLE_IN_BF16 = True
+"""Whether ``low_precision`` and ``cast_products_to_bf16`` are supported."""
+BF16_MODES: tuple[ComputeMode, ...] = ("autocast", "fsdp2")
 """Modes in which a training step may compute in bfloat16."""
-SHARES_SEQUENCES = True
+HAS_CONTEXT_PARALLEL = True
 """Whether several ranks can share the tokens of a sample (``sequence``)."""
 _sequence_ranks = 1
 _num_microbatches = 1
-_stays_on_host = False
+_cpu_only = False
 _flags_group: dist.ProcessGroup | None = None
 
 
 def device_type() -> str:
     """Return "cuda", "npu" or "cpu": the best device of this machine, unless the process stays on the host."""
-    if _stays_on_host:
+    if _cpu_only:
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"
@@ -46,19 +46,19 @@ def device_type() -> str:
     return "npu" if npu is not None and npu.is_available() else "cpu"
 
 
-def stay_on_host() -> None:
+def use_cpu_only() -> None:
     """Let this process compute on the CPU, even if there are accelerators."""
-    global _stays_on_host
-    _stays_on_host = True
+    global _cpu_only
+    _cpu_only = True
 
 
-def shapes_alone() -> torch.device:
+def meta_device_context() -> torch.device:
     """Return a context in which tensors have shapes and no values."""
     return torch.device("meta")
 
 
 def device() -> torch.device:
-    """Return the device of this process: accelerator LOCAL_RANK, or the CPU; meta within :func:`shapes_alone`."""
+    """Return the device of this process: accelerator LOCAL_RANK, the CPU, or meta in :func:`meta_device_context`."""
     if torch.get_default_device().type == "meta":
         return torch.device("meta")
     kind = device_type()
@@ -92,7 +92,7 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
     alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if os.environ["WORLD_SIZE"] == "1" else {}
     if device_type() != "cpu":
         _choose_accelerator(int(os.environ["LOCAL_RANK"]))
-    with ended_by_ctrl_c():
+    with exits_on_sigint():
         if not dist.is_initialized():
             # Asynchronous checkpoints and flags need a CPU backend, whatever the device.
             backends = backend if backend == "gloo" else f"cpu:gloo,{device_type()}:{backend}"
@@ -103,14 +103,14 @@ def initialize(backend: str | None, micro_batch_size: int, global_batch_size: in
 def divide_among_ranks(micro_batch_size: int, global_batch_size: int, sequence_ranks: int = 1) -> None:
     """Divide the samples among ranks that have joined; arguments as in :func:`initialize`."""
     global _flags_group, _num_microbatches, _sequence_ranks
-    _flags_group = group_of_hosts()
+    _flags_group = host_process_group()
     sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
     _sequence_ranks = sequence_ranks
     _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
     sequence.set_context_parallel_group(sequence_group, device_type())
 
 
-def group_of_hosts() -> dist.ProcessGroup:
+def host_process_group() -> dist.ProcessGroup:
     """Return a group of all ranks over gloo.
 
     If the host program has bound its group to a device, PyTorch would look for a backend of that device here too.
@@ -226,7 +226,7 @@ class PendingRead:
             self._arrived = torch.get_device_module(stacked.device).Event()
             self._arrived.record()
 
-    def is_there(self) -> bool:
+    def is_ready(self) -> bool:
         """Return whether ``wait`` would return at once."""
         return self._arrived is None or bool(self._arrived.query())
 
@@ -242,12 +242,12 @@ def read_later(values: list[torch.Tensor]) -> PendingRead:
     return PendingRead(values)
 
 
-def any_rank(flag: bool) -> bool:
+def any_over_ranks(flag: bool) -> bool:
     """Return whether ``flag`` is true on any rank; on the CPU, without waiting for the device."""
-    return each_on_any_rank([flag])[0]
+    return each_any_over_ranks([flag])[0]
 
 
-def each_on_any_rank(flags: list[bool]) -> list[bool]:
+def each_any_over_ranks(flags: list[bool]) -> list[bool]:
     """Return for each of ``flags`` whether it is true on any rank, in one exchange on the CPU."""
     if world_size() == 1:
         return flags
@@ -296,7 +296,7 @@ def low_precision(bf16: bool) -> torch.autocast:
     return torch.autocast(device_type(), torch.bfloat16, enabled=bf16)
 
 
-def bf16_products(module: torch.nn.Module) -> torch.nn.Module:
+def cast_products_to_bf16(module: torch.nn.Module) -> torch.nn.Module:
     """Keep the weights of linear and convolutional layers in bfloat16; ``low_precision`` would cast them in every call.
 
     Results stay the same, to the bit.
@@ -356,7 +356,7 @@ def compiled(module: torch.nn.Module) -> torch.nn.Module:
 def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
     """Compile the forward of each transformer block in place (--torch-compile); equal blocks share a compilation.
 
-    shapes: the number of shapes that samples have. Up to MOST_GRAPHS shapes have a graph each, or one for those with as
+    shapes: the number of shapes that samples have. Up to MAX_GRAPHS shapes have a graph each, or one for those with as
     many tokens; more have one graph with dynamic sizes. Recompute and the hooks of FSDP2, which come later, stay
     outside of the compiled code.
 
@@ -370,8 +370,8 @@ def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
             "install one, or drop the flag",
         )
     torch._dynamo.config.optimize_ddp = False  # it would split a block's graph where DDP's buckets end
-    torch._dynamo.config.recompile_limit = max(8, 4 * MOST_GRAPHS)  # (validation and samples have other graphs)
-    dynamic = None if shapes == 1 else shapes > MOST_GRAPHS
+    torch._dynamo.config.recompile_limit = max(8, 4 * MAX_GRAPHS)  # (validation and samples have other graphs)
+    dynamic = None if shapes == 1 else shapes > MAX_GRAPHS
     for block in blocks:
         block.forward = torch.compile(block.forward, dynamic=dynamic)
 

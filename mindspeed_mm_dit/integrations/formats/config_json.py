@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint.state import Shapes, State, shapes_of
 from mindspeed_mm_dit.configs.autoencoder import config_file
 from mindspeed_mm_dit.configs.dit import DIT, OPTIONS, DiTConfig
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.limits import number, short_repr
+from mindspeed_mm_dit.configs.limits import number, shorten_repr
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
@@ -47,7 +47,7 @@ _POSITION_BYTES = 24
 """Extra bytes per element while the positional embedding is computed: sines and cosines in float64."""
 
 
-def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig | JointConfig, what: str) -> None:
+def check_declared_sizes(config: DiTConfig | VideoTransformerConfig | JointConfig, what: str) -> None:
     """Raise CheckpointError if this machine cannot hold a network of the sizes that the file ``what`` claims."""
     need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
     if need > host_memory_bytes():
@@ -62,21 +62,21 @@ def check_claimed_sizes(config: DiTConfig | VideoTransformerConfig | JointConfig
 # --- networks with diffusers' names -----------------------------------------------------------------------------------
 
 
-def named_kinds() -> dict[str, Any]:
+def diffusers_predictors() -> dict[str, Any]:
     """Return the kinds of networks that have diffusers' names, by the name of their class there."""
     return {kind.diffusers_class: kind for kind in PREDICTOR_CONFIGS.values() if kind.diffusers_class}
 
 
-def described_by(config: Mapping[str, Any], what: str) -> JointConfig | WanConfig | None:
+def config_from_diffusers(config: Mapping[str, Any], what: str) -> JointConfig | WanConfig | None:
     """Return the network with diffusers' names that ``config``, its config.json, describes; None if it is none.
 
     Raises CheckpointError, naming the key of ``what``, for settings that no network has or this machine cannot hold.
     """
-    kind = named_kinds().get(str(config.get("_class_name")))
+    kind = diffusers_predictors().get(str(config.get("_class_name")))
     if kind is None:
         return None
     network: JointConfig | WanConfig = from_diffusers(kind, config, what)
-    check_claimed_sizes(network, what)
+    check_declared_sizes(network, what)
     return network
 
 
@@ -88,7 +88,7 @@ def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
         where = "" if error.what.startswith(what) else f"{what}: "
         raise CheckpointError(f"{where}{error.what}", error.reason, error.cure) from None
     except (LookupError, TypeError, ArithmeticError) as error:
-        reason = f"does not have the sizes of a {kind.diffusers_class}: {short_repr(str(error))}"
+        reason = f"does not have the sizes of a {kind.diffusers_class}: {shorten_repr(str(error))}"
         raise CheckpointError(what, reason, "copy or download the folder again") from None
 
 
@@ -108,7 +108,7 @@ class _Sizes:
     num_layers: int
 
 
-def dit_of(config: Mapping[str, Any], folder: Path) -> DiTConfig:
+def read_dit_config(config: Mapping[str, Any], folder: Path) -> DiTConfig:
     """Return the DiT that the config.json of a folder describes; raises CheckpointError if it is none."""
     for key, expected in _FIXED.items():
         if config.get(key, expected) != expected:
@@ -200,7 +200,7 @@ def vae_shapes(config: KLArchitecture) -> Shapes:
     return {name: parameter.shape for name, parameter in network.named_parameters()}
 
 
-def vae_config(shapes: Mapping[str, tuple[int, ...]], norm_num_groups: int = 32) -> KLArchitecture:
+def infer_vae_config(shapes: Mapping[str, tuple[int, ...]], norm_num_groups: int = 32) -> KLArchitecture:
     """Infer the architecture from ``shapes``, in which the number of norm groups does not show."""
     levels = count_of(shapes, "encoder.down_blocks")
     widths = [shape_of(shapes, f"encoder.down_blocks.{i}.resnets.0.conv1.weight", 4)[0] for i in range(levels)]
@@ -226,7 +226,7 @@ def with_vae_config(state: State) -> tuple[State, list[str]]:
     """
     if "_class_name" in state.config:
         return state, []
-    guess = vae_config(shapes_of(state.weights))
+    guess = infer_vae_config(shapes_of(state.weights))
     if any(width % guess.norm_num_groups for width in guess.block_out_channels):
         raise ConfigError(
             "--model",
@@ -286,13 +286,13 @@ def _wan_diffusion(folder: Path, part: str, index: dict[str, Any]) -> dict[str, 
     # (1.0: diffusers' default, which its files may leave out)
     shift = scheduler.get("flow_shift", scheduler.get("shift", 1.0))
     settings = {"model_id": "wan_flow_match_scheduler", "shift": shift, "sigma_min": 0.0, "extra_one_step": True}
-    if (boundary := index.get("boundary_ratio")) is None or second_of(folder) is None:
+    if (boundary := index.get("boundary_ratio")) is None or low_noise_folder(folder) is None:
         return settings
     level = number(f"{folder / INDEX}: boundary_ratio", boundary, 0.0, 1.0)
     return {**settings, "timestep_window": [level, 1.0] if part == FIRST else [0.0, level]}
 
 
-def second_of(path: Path) -> Path | None:
+def low_noise_folder(path: Path) -> Path | None:
     """Return the expert of low noise in a pipeline; None if ``path`` is none, or has one network."""
     second = path / SECOND
     return second if (path / INDEX).is_file() and (second / "config.json").is_file() else None

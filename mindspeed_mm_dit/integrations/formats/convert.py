@@ -13,22 +13,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.checkpoint import checksums
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, choose_format, of_source
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, choose_format, format_of_source
 from mindspeed_mm_dit.checkpoint.lora import (
     ADAPTER_FORMATS,
     adapter_facts,
     adapter_format_of,
     is_adapter,
-    layers_of,
-    merged,
+    layer_names,
+    merge_adapters,
     read_adapter,
-    read_all,
+    read_adapters,
 )
-from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, predictor_of, shapes_of, without_projectors
-from mindspeed_mm_dit.checkpoint.store import of_newest, read_facts
-from mindspeed_mm_dit.checkpoint.targets import check_state, check_target, check_trees, fit, write, written
+from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, infer_predictor, shapes_of, without_projectors
+from mindspeed_mm_dit.checkpoint.store import read_facts, read_newest
+from mindspeed_mm_dit.checkpoint.targets import (
+    check_state,
+    check_target,
+    check_trees,
+    storable_part,
+    write,
+    write_atomically,
+)
 from mindspeed_mm_dit.configs.autoencoder import SCALE
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
@@ -39,7 +46,7 @@ from mindspeed_mm_dit.integrations.formats.config_json import (
     FROM_TEXT,
     INDEX,
     SECOND,
-    vae_config,
+    infer_vae_config,
     vae_shapes,
     with_vae_config,
 )
@@ -129,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _convert_both(args: argparse.Namespace, log: Callable[[str], object]) -> Summary:
+def _convert_both(args: argparse.Namespace, log: Callable[[str], object]) -> ConversionSummary:
     """Write both experts of Wan 2.2 as one folder, after checking that they belong together."""
     from mindspeed_mm_dit.sampling.load import describe
     from mindspeed_mm_dit.sampling.request import ModelRequest
@@ -137,7 +144,7 @@ def _convert_both(args: argparse.Namespace, log: Callable[[str], object]) -> Sum
     for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
         if value:
             cure = "drop it, or convert the experts one by one"
-            raise ConfigError(f"{flag} = {short_repr(value)}", "does not go with --low-noise-checkpoint", cure)
+            raise ConfigError(f"{flag} = {shorten_repr(value)}", "does not go with --low-noise-checkpoint", cure)
     described = describe(
         ModelRequest(
             args.source, model=args.model, low_noise_checkpoint=args.low_noise_checkpoint, boundary=args.boundary
@@ -162,7 +169,7 @@ PIPELINE_CAVEAT = (
 )
 
 
-class Summary(NamedTuple):
+class ConversionSummary(NamedTuple):
     """What a conversion did."""
 
     source: Path
@@ -185,7 +192,7 @@ def convert(
     overwrite: bool = False,
     echo: Callable[[str], object] = lambda line: None,
     loras: Sequence[str] = (),
-) -> Summary:
+) -> ConversionSummary:
     """Write the checkpoint ``source`` as ``target``.
 
     Args:
@@ -204,7 +211,7 @@ def convert(
         PlatformError: a required framework is not installed.
     """
     convert_one = lambda path: _convert(path, Path(target), to, weights, description, overwrite, echo, loras)  # noqa: E731
-    return convert_one(Path(source)) if Path(source).is_file() else of_newest(source, "SOURCE", convert_one)
+    return convert_one(Path(source)) if Path(source).is_file() else read_newest(source, "SOURCE", convert_one)
 
 
 def _convert(
@@ -216,7 +223,7 @@ def _convert(
     overwrite: bool,
     echo: Callable[[str], object],
     loras: Sequence[str],
-) -> Summary:
+) -> ConversionSummary:
     saves_training = to is not None and to in FORMATS and FORMATS[to].storage is StorageSupport.TRAINING
     if is_adapter(source) and not (adapter_facts(source) and saves_training):
         if loras:
@@ -231,7 +238,7 @@ def _convert(
             f"formats of these are: {', '.join(FORMATS)}",
         )
     target_format = choose_format(target, to)
-    source_format = of_source(source)
+    source_format = format_of_source(source)
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
     echo(f"reading {source} ({source_format})")
@@ -243,14 +250,14 @@ def _convert(
     if description is not None:
         state = _described(state, description)
     if state.is_autoencoder:
-        shapes = vae_shapes(vae_config(shapes_of(state.weights)))
+        shapes = vae_shapes(infer_vae_config(shapes_of(state.weights)))
         check_trees(state, dict.fromkeys(state.trees, shapes), str(source), "autoencoder_kl")
     else:
         check_state(state, str(source))
     state, merging = _merge_loras(state, loras)
-    state, differences = fit(state, FORMATS[target_format].storage, weights)
+    state, differences = storable_part(state, FORMATS[target_format].storage, weights)
     notes += [*merging, *differences]
-    if FORMATS[source_format].storage is StorageSupport.TRAINING and not checksums.are_in(source):
+    if FORMATS[source_format].storage is StorageSupport.TRAINING and not checksums.has_checksums(source):
         notes.append("SOURCE has no checksums, so it could not be checked for damage")
     notes += _caveats(state, (source_format, target_format)) + _assumption_notes(state, target_format)
     if state.is_autoencoder:
@@ -259,7 +266,7 @@ def _convert(
     echo(f"writing {target} ({target_format}): {state.num_tensors} tensors, {state.num_bytes / 1e6:.1f} MB")
     write(target, target_format, state)
     counts = (tuple(state.trees), state.num_tensors, state.num_bytes)
-    return Summary(source, source_format, target, target_format, *counts, tuple(notes))
+    return ConversionSummary(source, source_format, target, target_format, *counts, tuple(notes))
 
 
 def _caveats(state: State, formats: tuple[str, str]) -> list[str]:
@@ -276,7 +283,7 @@ def _assumption_notes(state: State, target_format: str) -> list[str]:
     """Return a note on the settings of config.json that no tensor shows."""
     if target_format != "diffusers" or state.is_autoencoder or state.config or "model" in state.facts:
         return []
-    network = predictor_of(shapes_of(state.weights), {})
+    network = infer_predictor(shapes_of(state.weights), {})
     missing = adapter_of(network).defaults_for_missing(network)
     settings = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in missing)
     return (
@@ -303,8 +310,8 @@ def _merge_loras(state: State, loras: Sequence[str]) -> tuple[State, list[str]]:
     model = None
     with suppress(KeyError, UserError):  # (of another program, or of parts that are not here)
         model = model_config_from_mapping(state.facts["model"], "SOURCE: its model.json")
-    adapters = read_all(loras, shapes_of(state.weights), "--merge-lora", model)
-    trees = {name: merged(arrays, adapters) for name, arrays in state.trees.items() if name != "optimizer"}
+    adapters = read_adapters(loras, shapes_of(state.weights), "--merge-lora", model)
+    trees = {name: merge_adapters(arrays, adapters) for name, arrays in state.trees.items() if name != "optimizer"}
     notes = [note for adapter, _ in adapters for note in adapter.notes]
     if "optimizer" in state.trees:
         notes.append("the optimizer's state is left out: it belongs to the weights without the adapters")
@@ -356,13 +363,13 @@ def convert_experts(
     weights: str | None = None,
     overwrite: bool = False,
     echo: Callable[[str], object] = lambda line: None,
-) -> Summary:
+) -> ConversionSummary:
     """Write ``target``: transformer/ and transformer_2/, each as :func:`convert` does, and model_index.json.
 
     boundary: noise level at and above which the high-noise expert is used. The caller has checked that the two belong
     together. Raises a UserError as ``convert`` does.
     """
-    target, done = Path(target), list[Summary]()
+    target, done = Path(target), list[ConversionSummary]()
     for source in (high, low):
         check_target(Path(source), target, overwrite)
 
@@ -375,7 +382,7 @@ def convert_experts(
         index |= {part: ["diffusers", "WanTransformer3DModel"] for part in (FIRST, SECOND)}
         (aside / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
-    written(target, make, is_folder=True)
+    write_atomically(target, make, is_folder=True)
     first, second = done
     notes = (*dict.fromkeys((*first.notes, *second.notes)), _PIPELINE_NOTE)
     return first._replace(
@@ -397,7 +404,7 @@ def convert_adapter(
     description: dict[str, Any] | None,
     overwrite: bool,
     echo: Callable[[str], object],
-) -> Summary:
+) -> ConversionSummary:
     """Write the adapters in ``source`` as ``target``, in a format that other programs read.
 
     description: content of the base's model.json; may be None, and is not needed for a run's checkpoint, which has it.
@@ -409,7 +416,7 @@ def convert_adapter(
     check_output_folder("folder of TARGET", target.parent)
     echo(f"reading {source} (adapters)")
     shapes = _shapes_of_base(source, description)
-    adapter = read_adapter(source, layers_of(shapes) if shapes else None, use_ema)
+    adapter = read_adapter(source, layer_names(shapes) if shapes else None, use_ema)
     if shapes:
         adapter.check_fits(shapes)
     arrays = adapter.arrays().values()
@@ -417,9 +424,11 @@ def convert_adapter(
     echo(f"writing {target} ({form}): adapters of {len(adapter.layers)} layers, {num_bytes / 1e6:.1f} MB")
     notes: list[str] = []
     known = ADAPTER_FORMATS[form]
-    written(target, lambda aside: notes.extend(known.write(aside, adapter, shapes)), known.is_folder)
+    write_atomically(target, lambda aside: notes.extend(known.write(aside, adapter, shapes)), known.is_folder)
     tree = ("adapters, average" if use_ema else "adapters") if adapter_facts(source) else "adapters"
-    return Summary(source, "adapters", target, form, (tree,), len(arrays), num_bytes, (*adapter.notes, *notes))
+    return ConversionSummary(
+        source, "adapters", target, form, (tree,), len(arrays), num_bytes, (*adapter.notes, *notes)
+    )
 
 
 def _adapter_form(target: Path, to: str | None) -> str:

@@ -36,7 +36,7 @@ STEPS = 50
 """Default of DiTPipeline; trajectories of 25, 10, 5, 2 and 1 steps visit some of the same timesteps."""
 _SMALLEST = 1e-3
 """If the smallest singular value of the codes is below this, float32 cannot tell the timesteps apart."""
-NOT_ITS_OWN = ("is not the network of its config.json", "copy or download the folder again")
+WRONG_CONFIG_ERROR = ("is not the network of its config.json", "copy or download the folder again")
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def to_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig) -> Arrays:
 def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: str) -> Arrays:
     """Undo :func:`to_diffusers`; raises CheckpointError for unknown, missing and misshapen tensors of ``what``."""
     arrays = {name: array for name, array in arrays.items() if name != "pos_embed.pos_embed"}  # before 2024
-    check_names(diffusers_shapes(config), shapes_of(arrays), what, *NOT_ITS_OWN)
+    check_names(diffusers_shapes(config), shapes_of(arrays), what, *WRONG_CONFIG_ERROR)
     try:
         out = {"pos_embed": _positions(config), **rules.to_original(arrays, DIT_RULES)}
     except ValueError as error:
@@ -91,27 +91,27 @@ class Changes:
         check_between("num_classes", self.num_classes, 1, UNCONDITIONAL_CLASS)
 
 
-def changed(weights: Arrays, changes: Changes) -> Arrays:
+def convert_for_pipeline(weights: Arrays, changes: Changes) -> Arrays:
     """Adapt ``weights`` to DiTPipeline: to its timestep code, and to its label of the unconditional class."""
     *classes, unconditional = weights[TABLE]
     layer = weights[LAYER]
     return weights | {
-        LAYER: (layer.astype(np.float64) @ map_for(np.array(changes.right_at)).T).astype(layer.dtype),
+        LAYER: (layer.astype(np.float64) @ conversion_matrix(np.array(changes.right_at)).T).astype(layer.dtype),
         TABLE: np.stack([*classes, *[unconditional] * (UNCONDITIONAL_CLASS + 1 - changes.num_classes)]),
     }
 
 
-def undone(weights: Arrays, changes: Changes) -> Arrays:
-    """Undo :func:`changed`: the layer of the timestep code up to rounding, the table bit for bit."""
+def convert_from_pipeline(weights: Arrays, changes: Changes) -> Arrays:
+    """Undo :func:`convert_for_pipeline`: the layer of the timestep code up to rounding, the table bit for bit."""
     table, layer = weights[TABLE], weights[LAYER]
-    original = np.linalg.solve(map_for(np.array(changes.right_at)), layer.astype(np.float64).T).T
+    original = np.linalg.solve(conversion_matrix(np.array(changes.right_at)), layer.astype(np.float64).T).T
     return weights | {
         LAYER: original.astype(layer.dtype),
         TABLE: np.concatenate([table[: changes.num_classes], table[-1:]]),
     }
 
 
-def visited(num_train_timesteps: int) -> np.ndarray:
+def ddim_timesteps(num_train_timesteps: int) -> np.ndarray:
     """Return the timesteps of a DDIM trajectory with diffusers' "leading" spacing, ascending, (STEPS,) int64."""
     return np.arange(STEPS) * (num_train_timesteps // STEPS)
 
@@ -123,13 +123,13 @@ def diffusers_frequencies() -> np.ndarray:
     return np.exp(exponent.astype(np.float64)).astype(np.float32)
 
 
-def code(timesteps: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
+def sinusoids(timesteps: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
     """Return the code of ``timesteps`` (N,), cosines and then sines of the angles: (N, 256) float64."""
     angles = np.outer(timesteps, frequencies.astype(np.float64))
     return np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
 
 
-def map_for(timesteps: np.ndarray) -> np.ndarray:
+def conversion_matrix(timesteps: np.ndarray) -> np.ndarray:
     """Return K (256, 256) float64: the weights W K^T give for diffusers' code what W gives for the published one.
 
     With diffusers' codes X and the published codes Y, X K = Y at ``timesteps`` (N,). Of all such maps, the one with the
@@ -138,12 +138,12 @@ def map_for(timesteps: np.ndarray) -> np.ndarray:
     Raises:
         ConfigError: the timesteps are too many, or too close to each other, for one map.
     """
-    theirs = code(timesteps, diffusers_frequencies())
+    theirs = sinusoids(timesteps, diffusers_frequencies())
     if np.linalg.svd(theirs, compute_uv=False)[-1] < _SMALLEST:
         raise ConfigError(
             f"diffusion.num_train_timesteps = {timesteps[-1] + 1} or more",
             f"the {len(timesteps)} timesteps of a trajectory are too alike for diffusers' timestep code to serve them",
             "convert the network alone: --to diffusers",
         )
-    ours = code(timesteps, timestep_frequencies(FREQUENCY_WIDTH))
+    ours = sinusoids(timesteps, timestep_frequencies(FREQUENCY_WIDTH))
     return np.eye(FREQUENCY_WIDTH) + np.linalg.pinv(theirs) @ (ours - theirs)

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_mm_dit.checkpoint.formats import Format, StorageSupport
-from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_names, predictor_of, shapes_of
+from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_names, infer_predictor, shapes_of
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.files import UnusableFile, weight_file_in
 from mindspeed_mm_dit.configs.joint import JointConfig
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.integrations.formats import config_json, diffusers_dit
-from mindspeed_mm_dit.integrations.formats.config_json import INDEX, second_of, wan_model_of
+from mindspeed_mm_dit.integrations.formats.config_json import INDEX, low_noise_folder, wan_model_of
 from mindspeed_mm_dit.integrations.formats.single_files import (
     Stored,
     check_named,
@@ -34,7 +34,7 @@ from mindspeed_mm_dit.models.weight_adapters import adapter_of, count_of
 WEIGHTS = "diffusion_pytorch_model"
 _FILES = tuple(f"{WEIGHTS}.{ending}" for ending in ("safetensors", "safetensors.index.json", "bin", "bin.index.json"))
 CHANGES = "changed_for_diffusers.json"
-LARGEST_FILE = 10_000_000_000
+MAX_FILE_BYTES = 10_000_000_000
 """Bytes of weights in one file, as in diffusers; larger weights are split into several files with an index."""
 
 
@@ -66,22 +66,26 @@ def read(path: Path) -> State:
     state = State({"model": arrays}, config=config, is_bfloat16=stored.is_bfloat16, notes=stored.notes)
     if config.get("_class_name") == config_json.VAE_CLASS:
         return state.with_trees({"model": with_new_names(arrays)})
-    if (network := config_json.described_by(config, f"{folder}/config.json")) is not None:  # (its names are ours)
+    if (
+        network := config_json.config_from_diffusers(config, f"{folder}/config.json")
+    ) is not None:  # (its names are ours)
         shapes = parameters_of(network).shapes()
-        check_names(shapes, shapes_of(arrays), str(folder), *diffusers_dit.NOT_ITS_OWN)
+        check_names(shapes, shapes_of(arrays), str(folder), *diffusers_dit.WRONG_CONFIG_ERROR)
         return replace(state, predictor=network)
     if config.get("_class_name") not in config_json.DIT_CLASSES:
-        known = (config_json.DIT_CLASS, *config_json.named_kinds())
+        known = (config_json.DIT_CLASS, *config_json.diffusers_predictors())
         raise CheckpointError(
-            f"{folder}/config.json: _class_name = {short_repr(config.get('_class_name'))}",
+            f"{folder}/config.json: _class_name = {shorten_repr(config.get('_class_name'))}",
             f"is none of {', '.join(known)} and {config_json.VAE_CLASS}",
         )
-    dit = config_json.dit_of(config, folder)
+    dit = config_json.read_dit_config(config, folder)
     _check_sizes(dit, arrays, folder)
     weights = diffusers_dit.from_diffusers(arrays, dit, str(folder))
     if (folder / CHANGES).is_file():
         content = read_json(folder / CHANGES, "SOURCE")
-        weights = diffusers_dit.undone(weights, from_mapping(diffusers_dit.Changes, content, f"{folder}/{CHANGES}"))
+        weights = diffusers_dit.convert_from_pipeline(
+            weights, from_mapping(diffusers_dit.Changes, content, f"{folder}/{CHANGES}")
+        )
         config = config | {"num_embeds_ada_norm": len(weights[diffusers_dit.TABLE]) - 1}
     return replace(state, trees={"model": weights}, config=config)
 
@@ -140,7 +144,7 @@ def _check_sizes(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
             f"the weights next to it have {blocks} blocks",
             "copy or download the folder again",
         )
-    config_json.check_claimed_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
+    config_json.check_declared_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def write(path: Path, state: State) -> None:
     if state.is_autoencoder:
         arrays, config = state.weights, config_json.with_vae_config(state)[0].config
     else:
-        network = predictor_of(shapes_of(state.weights), state.facts, state.predictor)
+        network = infer_predictor(shapes_of(state.weights), state.facts, state.predictor)
         if isinstance(network, (JointConfig, WanConfig)):  # (their names are diffusers')
             network = _by_model_json(state, network)
             arrays, config = state.weights, state.config or adapter_of(network).to_diffusers(network)
@@ -174,10 +178,10 @@ def _by_model_json(state: State, inferred: JointConfig | WanConfig) -> JointConf
 
 
 def _write_parts(folder: Path, arrays: Arrays, as_bfloat16: bool) -> None:
-    """Write weights as one file, or as several of at most LARGEST_FILE bytes with an index."""
+    """Write weights as one file, or as several of at most MAX_FILE_BYTES bytes with an index."""
     parts: list[Arrays] = [{}]
     for name, array in arrays.items():
-        if parts[-1] and sum(tensor.nbytes for tensor in parts[-1].values()) + array.nbytes > LARGEST_FILE:
+        if parts[-1] and sum(tensor.nbytes for tensor in parts[-1].values()) + array.nbytes > MAX_FILE_BYTES:
             parts.append({})
         parts[-1][name] = array
     if len(parts) == 1:
@@ -194,4 +198,4 @@ def _write_parts(folder: Path, arrays: Arrays, as_bfloat16: bool) -> None:
     (folder / f"{WEIGHTS}.safetensors.index.json").write_text(f"{text}\n", encoding="utf-8")
 
 
-DIFFUSERS = Format(fits, read, write, StorageSupport.ONE_TREE, facts=facts, second_network=second_of)
+DIFFUSERS = Format(fits, read, write, StorageSupport.ONE_TREE, facts=facts, second_network=low_noise_folder)

@@ -222,14 +222,14 @@ def from_original(weights: Mapping[str, np.ndarray]) -> Arrays:
     return dict(weights)
 
 
-def lacking(names: Collection[str]) -> tuple[str, str] | None:
+def incomplete_family(names: Collection[str]) -> tuple[str, str] | None:
     """Return the family of a file with these ``names`` and its identifying tensor, if that is missing.
 
     None: no such tensor is missing, or the file is of no known family.
     """
     candidates = []
     for kind, family in FAMILIES.items():
-        numbered = [*rules.numbered(family.rules, rules.numbers_in(names))]
+        numbered = [*rules.expand_rules(family.rules, rules.numbers_in(names))]
         for layers in ([rule.original for rule in numbered], [name for rule in numbered for name in rule.diffusers]):
             known = {layer + leaf for layer in layers for leaf in rules.LEAVES}
             candidates.append((len(known.intersection(names)), kind, known))
@@ -241,7 +241,7 @@ def lacking(names: Collection[str]) -> tuple[str, str] | None:
     return (kind, missing[0]) if missing and is_sure else None
 
 
-def in_original_names(weights: Mapping[str, np.ndarray], family: Family) -> Arrays:
+def to_original_names(weights: Mapping[str, np.ndarray], family: Family) -> Arrays:
     """Return the weights of a ``family``'s network by the names that its authors gave them."""
     return dict(weights) if family.is_original else rules.to_original(weights, family.rules)
 

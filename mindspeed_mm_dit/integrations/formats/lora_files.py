@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.lora import Adapter, AdapterFormat, LowRank, layers_of
-from mindspeed_mm_dit.configs.files import UnusableFile, content_of, read_safetensors_header
+from mindspeed_mm_dit.checkpoint.lora import Adapter, AdapterFormat, LowRank, layer_names
+from mindspeed_mm_dit.configs.files import UnusableFile, list_first_names, read_safetensors_header
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import names_in_torch_file, read_torch_file
 from mindspeed_mm_dit.integrations.formats.families import WAN_BLOCK
-from mindspeed_mm_dit.integrations.formats.lora_names import blocks_in, to_diffusers, to_native, to_ours
-from mindspeed_mm_dit.integrations.formats.lora_settings import Settings, checked_alpha, settings_of
+from mindspeed_mm_dit.integrations.formats.lora_names import count_blocks, to_diffusers, to_native, to_ours
+from mindspeed_mm_dit.integrations.formats.lora_settings import LoraSettings, checked_alpha, settings_of
 from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 
 Arrays = Mapping[str, np.ndarray]
@@ -42,7 +42,7 @@ _OTHER_KINDS = {
     "oft_": "OFT",
 }
 """Prefix of the last part of a tensor's name -> the kind of adapters that has it."""
-_LONGEST = 150
+_MAX_TEXT_LENGTH = 150
 _TEXT_ENCODER_PREFIX = re.compile(
     r"(base_model\.model\.)?(lora_te\d*_|te\d*\.|text_encoders?[._\d]|clip_[lg]\.|t5xxl\.)"
 )
@@ -102,7 +102,7 @@ def _other_kind(name: str) -> str | None:
 
 def _match(name: str) -> re.Match[str] | None:
     """Match the name of a matrix of an adapter. Names longer than any network's are not tried, to bound the time."""
-    return _KEY.fullmatch(name) if len(name) <= _LONGEST else None
+    return _KEY.fullmatch(name) if len(name) <= _MAX_TEXT_LENGTH else None
 
 
 def _file(path: Path) -> Path:
@@ -110,7 +110,7 @@ def _file(path: Path) -> Path:
         files = [path / f"{name}{ending}" for name in (DIFFUSERS, PEFT) for ending in _ENDINGS]
         files = [file for file in files if file.is_file()] or sorted(path.glob("*.safetensors"))
         if len(files) != 1:
-            neither = f"holds neither {DIFFUSERS} nor {PEFT}: found {content_of(path)}"
+            neither = f"holds neither {DIFFUSERS} nor {PEFT}: found {list_first_names(path)}"
             what = f"holds {', '.join(file.name for file in files[:5])}" if files else neither
             raise CheckpointError(str(path), what, "name the file of adapters")
         return files[0]
@@ -128,11 +128,15 @@ def _read(file: Path) -> tuple[Arrays, Mapping[str, str]]:
     return content, {}
 
 
-def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
+def _settings(file: Path, metadata: Mapping[str, str]) -> LoraSettings:
     """Return the settings of rank and alpha, from diffusers' metadata or the adapter_config.json next to the file."""
     config_path = file.parent / PEFT_CONFIG
     if METADATA not in metadata:
-        return settings_of(read_json(config_path, "adapter"), str(config_path)) if config_path.is_file() else Settings()
+        return (
+            settings_of(read_json(config_path, "adapter"), str(config_path))
+            if config_path.is_file()
+            else LoraSettings()
+        )
     try:
         content = json.loads(metadata[METADATA])
     except (ValueError, RecursionError) as error:
@@ -144,7 +148,7 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> Settings:
     )
 
 
-def _layers(arrays: Arrays, settings: Settings, file: Path) -> tuple[dict[str, LowRank], tuple[str, ...]]:
+def _layers(arrays: Arrays, settings: LoraSettings, file: Path) -> tuple[dict[str, LowRank], tuple[str, ...]]:
     """Return the adapters by the layer names in the file, and notes."""
     downs: dict[str, np.ndarray] = {}
     ups: dict[str, np.ndarray] = {}
@@ -200,7 +204,7 @@ def _assumed_note(count: int, total: int) -> str:
 
 
 def _without_zeros(layers: dict[str, LowRank]) -> dict[str, LowRank]:
-    """Undo :func:`_padded_to_one_rank` and :func:`_complete`: leave out ranks that are zero in both A and B."""
+    """Undo :func:`_padded_to_one_rank` and :func:`_with_missing_layers`: leave out ranks that are 0 in both A and B."""
     used_ranks = {name: lora.down.any(axis=1) | lora.up.any(axis=0) for name, lora in layers.items()}
     if not any(ranks.any() for ranks in used_ranks.values()):
         return layers
@@ -238,8 +242,8 @@ def _named(layers: Mapping[str, LowRank], prefix: str) -> dict[str, np.ndarray]:
 def _lora_config(layers: Mapping[str, LowRank]) -> dict[str, Any]:
     """Return peft's LoraConfig of adapters: rank and alpha of the first, and those of each layer that differs."""
     first = next(iter(layers.values()))
-    ranks = {_exactly(n): lora.rank for n, lora in layers.items() if lora.rank != first.rank}
-    alphas = {_exactly(n): _number(lora.alpha) for n, lora in layers.items() if lora.alpha != first.alpha}
+    ranks = {_exact_pattern(n): lora.rank for n, lora in layers.items() if lora.rank != first.rank}
+    alphas = {_exact_pattern(n): _number(lora.alpha) for n, lora in layers.items() if lora.alpha != first.alpha}
     off = dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out"), False)
     return {
         "peft_type": "LORA",
@@ -255,7 +259,7 @@ def _lora_config(layers: Mapping[str, LowRank]) -> dict[str, Any]:
     }
 
 
-def _exactly(name: str) -> str:
+def _exact_pattern(name: str) -> str:
     """Return ``name`` as a regular expression, which is what peft takes for patterns."""
     return re.escape(name).replace("\\_", "_")
 
@@ -265,9 +269,9 @@ def _number(x: float) -> float | int:
 
 
 def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
-    layers, notes = _complete(adapter, shapes)
+    layers, notes = _with_missing_layers(adapter, shapes)
     arrays: dict[str, np.ndarray] = {}
-    for name, lora in to_native(_padded_to_one_rank(layers), layers_of(shapes)).items():
+    for name, lora in to_native(_padded_to_one_rank(layers), layer_names(shapes)).items():
         name = f"lora_unet_{name.replace('.', '_')}"
         arrays |= {f"{name}.lora_down.weight": lora.down, f"{name}.lora_up.weight": lora.up}
         arrays[f"{name}.alpha"] = np.array(lora.alpha, np.float32)
@@ -294,9 +298,9 @@ def _padded(lora: LowRank, rank: int) -> LowRank:
     )
 
 
-def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], tuple[str, ...]]:
+def _with_missing_layers(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], tuple[str, ...]]:
     """Add zeros for missing layers of Wan's blocks: diffusers reads a kohya file of Wan only if it has all of them."""
-    blocks = range(blocks_in([name for name in shapes or adapter.layers if name.startswith("blocks.")]))
+    blocks = range(count_blocks([name for name in shapes or adapter.layers if name.startswith("blocks.")]))
     block_layers = [f"blocks.{i}.{part}" for i in blocks for part in WAN_BLOCK]
     missing = [name for name in block_layers if name not in adapter.layers]
     if not missing or len(missing) == len(block_layers):  # (of another network than Wan)
@@ -317,8 +321,8 @@ def _complete(adapter: Adapter, shapes: Shapes) -> tuple[Mapping[str, LowRank], 
 
 
 def _native(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
-    native = to_native(_padded_to_one_rank(adapter.layers), layers_of(shapes))
-    folded = {name: lora.folded() for name, lora in native.items()}
+    native = to_native(_padded_to_one_rank(adapter.layers), layer_names(shapes))
+    folded = {name: lora.with_unit_scale() for name, lora in native.items()}
     write_arrays(path, _named(folded, "diffusion_model."), {})
     return ()
 

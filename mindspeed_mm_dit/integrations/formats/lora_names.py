@@ -30,8 +30,8 @@ from mindspeed_mm_dit.integrations.formats.rules import (
     STACKED,
     Rule,
     Transform,
-    as_many,
-    numbered,
+    block_ranges,
+    expand_rules,
     numbers_in,
 )
 
@@ -49,7 +49,7 @@ PREFIXES = (
     "lycoris_",
     "",
 )
-MOST_BLOCKS = 10_000
+MAX_BLOCKS = 10_000
 
 
 class LayerTarget(NamedTuple):
@@ -64,11 +64,11 @@ class LayerTarget(NamedTuple):
     """How several matrices make one."""
 
 
-Known = Mapping[str, LayerTarget]
+LayerTargets = Mapping[str, LayerTarget]
 """By the names of any program, without prefix."""
 
 
-def _named_by(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str, LayerTarget]:
+def _family_targets(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str, LayerTarget]:
     """Return all names of the layers of a ``family``'s network with these blocks."""
     targets: dict[str, LayerTarget] = {}
     for original, theirs, transform in _with_adapters(family, numbers):
@@ -82,12 +82,12 @@ def _named_by(family: Family, numbers: Mapping[str, Sequence[int]]) -> dict[str,
     return _with_underscores(targets)
 
 
-def _with_underscores(known: Known) -> dict[str, LayerTarget]:
+def _with_underscores(known: LayerTargets) -> dict[str, LayerTarget]:
     return {**{name.replace(".", "_"): target for name, target in known.items()}, **known}
 
 
 def _with_adapters(family: Family, numbers: Mapping[str, Sequence[int]]) -> Iterable[Rule]:
-    return (rule for rule in numbered(family.rules, numbers) if rule.transform is not REPEATED)
+    return (rule for rule in expand_rules(family.rules, numbers) if rule.transform is not REPEATED)
 
 
 def _mindspeed_mm(native: str) -> str:
@@ -95,21 +95,21 @@ def _mindspeed_mm(native: str) -> str:
     return f"{prefix}.{_MINDSPEED_MM.get(last, last)}" if prefix.endswith("_attn") else native
 
 
-def _in_network(layers: Collection[str]) -> Known:
+def _targets_in_network(layers: Collection[str]) -> LayerTargets:
     """Return all names of the ``layers`` of a network."""
     family, known = family_of(layers), set(layers)
-    named = _named_by(family, numbers_in(layers)) if family else {}
+    named = _family_targets(family, numbers_in(layers)) if family else {}
     our_names = _with_underscores({layer: LayerTarget((layer,)) for layer in layers})
     return our_names | {name: target for name, target in named.items() if known.issuperset(target.layers)}
 
 
-def _in_some_network(loras: Mapping[str, LowRank], where: str) -> Known:
+def _targets_in_best_family(loras: Mapping[str, LowRank], where: str) -> LayerTargets:
     """Return the names of the family whose network has all layers of a file, with as many blocks as they have.
 
     Raises CheckpointError if several families have them, and mean different layers.
     """
     candidates = _names_by_family(loras)
-    certainty = [_certainty(known, loras) for known in candidates]
+    certainty = [_count_matching_heights(known, loras) for known in candidates]
     best = [known for known, sure in zip(candidates, certainty) if sure == max(certainty)]
     if max(certainty) >= 0 and len({tuple(_find(known, name) for name in loras) for known in best}) > 1:
         reason = "has layer names that several networks share, so its network is ambiguous"
@@ -117,7 +117,7 @@ def _in_some_network(loras: Mapping[str, LowRank], where: str) -> Known:
     return best[0] if max(certainty) >= 0 else {name: target for known in candidates for name, target in known.items()}
 
 
-def _certainty(known: Known, loras: Mapping[str, LowRank]) -> int:
+def _count_matching_heights(known: LayerTargets, loras: Mapping[str, LowRank]) -> int:
     """Return how many joined matrices of a file have the height that a family's have; -1 if it is not of that family.
 
     Queries, keys and values are as high as they are wide, in every family.
@@ -132,14 +132,14 @@ def _certainty(known: Known, loras: Mapping[str, LowRank]) -> int:
     return sure
 
 
-def _names_by_family(names: Collection[str]) -> list[Known]:
+def _names_by_family(names: Collection[str]) -> list[LayerTargets]:
     """Return the names of every family's network with as many blocks as ``names`` have."""
-    if (blocks := blocks_in(names)) > MOST_BLOCKS:
+    if (blocks := count_blocks(names)) > MAX_BLOCKS:
         raise CheckpointError("the adapter", f"names {blocks:,} blocks", "copy or download it again")
-    return [_named_by(family, as_many(family.rules, blocks)) for family in FAMILIES.values()]
+    return [_family_targets(family, block_ranges(family.rules, blocks)) for family in FAMILIES.values()]
 
 
-def _find(known: Known, name: str) -> LayerTarget | None:
+def _find(known: LayerTargets, name: str) -> LayerTarget | None:
     """Return what ``name``, with any of the prefixes, stands for."""
     for prefix in PREFIXES:
         if name.startswith(prefix) and (target := known.get(name[len(prefix) :])) is not None:
@@ -152,14 +152,14 @@ def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: 
 
     layers: those of the network, if it is known. Raises CheckpointError if it has no such layer.
     """
-    known = _in_some_network(theirs, where) if layers is None else _in_network(list(layers))
+    known = _targets_in_best_family(theirs, where) if layers is None else _targets_in_network(list(layers))
     parts_by_layer: dict[str, dict[int, LowRank]] = {}
     targets: dict[str, LayerTarget] = {}
     for name, lora in theirs.items():
         target = _find(known, name)
         if target is None:
-            raise _no_layer(name, known, where)
-        for layer, piece in zip(target.layers, _pieces(lora, target, f"{where}: {name}")):
+            raise _unknown_layer_error(name, known, where)
+        for layer, piece in zip(target.layers, _split_by_layer(lora, target, f"{where}: {name}")):
             parts, first_target = parts_by_layer.setdefault(layer, {}), targets.setdefault(layer, target)
             if target.part in parts or target.num_parts != first_target.num_parts:
                 raise CheckpointError(where, f"has two adapters for {layer}", "keep one of them")
@@ -168,7 +168,7 @@ def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: 
     return {layer: _joined(parts, targets[layer]) for layer, parts in parts_by_layer.items() if parts}
 
 
-def _no_layer(name: str, known: Known, where: str) -> CheckpointError:
+def _unknown_layer_error(name: str, known: LayerTargets, where: str) -> CheckpointError:
     names = [other for other in known if ("." in other) == ("." in name)] or [*known]
     short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
     return CheckpointError(
@@ -178,14 +178,14 @@ def _no_layer(name: str, known: Known, where: str) -> CheckpointError:
     )
 
 
-def _pieces(lora: LowRank, target: LayerTarget, what: str) -> list[LowRank | None]:
+def _split_by_layer(lora: LowRank, target: LayerTarget, what: str) -> list[LowRank | None]:
     """Return the adapter of each layer of ``target``; if ``target`` is a part of one layer, the adapter itself."""
     if target.num_parts > 1:
         return [lora]
     if len(lora.up) % sum(target.transform.heights):
         reason = f"has {len(lora.up)} rows, which {len(target.layers)} layers cannot share"
         raise CheckpointError(what, reason, "name the adapters of this base")
-    return cut(lora, len(target.layers), target.transform)
+    return split_adapter(lora, len(target.layers), target.transform)
 
 
 def _joined(parts: Mapping[int, LowRank], target: LayerTarget) -> LowRank:
@@ -197,13 +197,13 @@ def _joined(parts: Mapping[int, LowRank], target: LayerTarget) -> LowRank:
 def to_diffusers(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
     """Rename adapters to diffusers' names; a matrix that is several there is split."""
     renamed: dict[str, LowRank] = {}
-    for layer, (_, names, transform) in in_diffusers(ours).items():
-        parts = cut(ours[layer], len(names), transform)
+    for layer, (_, names, transform) in diffusers_rules(ours).items():
+        parts = split_adapter(ours[layer], len(names), transform)
         renamed |= {name: part for name, part in zip(names, parts) if part is not None}
     return renamed
 
 
-def in_diffusers(layers: Collection[str]) -> dict[str, Rule]:
+def diffusers_rules(layers: Collection[str]) -> dict[str, Rule]:
     """Return the rule for each of our layers that makes it diffusers'."""
     families = [family for family in FAMILIES.values() if family.is_original]
     rules = [rule for family in families for rule in _with_adapters(family, numbers_in(layers))]
@@ -243,7 +243,7 @@ def _renamed_to_native(
     if family is None or family.is_original or family.adapters_as_diffusers:
         return dict(ours)
     remaining, renamed = dict(ours), {}
-    for rule in numbered(family.rules, numbers):
+    for rule in expand_rules(family.rules, numbers):
         parts = [remaining.pop(name, None) for name in rule.diffusers]
         if any(part is not None for part in parts):
             renamed[rule.original] = joined(parts, rule.transform)
@@ -266,7 +266,7 @@ def joined(parts: Sequence[LowRank | None], transform: Transform = STACKED) -> L
     if is_shared:
         return LowRank(first.down, transform.join([part.up for part in present]), first.alpha)
     alike = all(part.scale == first.scale for part in present)
-    folded = [None if part is None else part if alike else part.folded() for part in parts]
+    folded = [None if part is None else part if alike else part.with_unit_scale() for part in parts]
     unit = next(len(part.up) // height for part, height in zip(parts, transform.heights) if part is not None)
     rows = transform.split(np.arange(unit * sum(transform.heights)), len(parts))
     rank = sum(part.rank for part in present)
@@ -279,7 +279,7 @@ def joined(parts: Sequence[LowRank | None], transform: Transform = STACKED) -> L
     return LowRank(np.concatenate(downs), up, (first.scale if alike else 1.0) * rank)
 
 
-def cut(lora: LowRank, count: int, transform: Transform = STACKED) -> list[LowRank | None]:
+def split_adapter(lora: LowRank, count: int, transform: Transform = STACKED) -> list[LowRank | None]:
     """Undo :func:`joined` for ``count`` matrices: each keeps the rows of A that its part of B uses."""
     parts = transform.split(lora.up, count)
     if count == 1:
@@ -295,7 +295,7 @@ def cut(lora: LowRank, count: int, transform: Transform = STACKED) -> list[LowRa
     return pieces
 
 
-def blocks_in(names: Iterable[str]) -> int:
+def count_blocks(names: Iterable[str]) -> int:
     """Return the number of blocks in ``names``: one more than the largest block number."""
     numbers = [int(number) for name in names for number in re.findall(r"(?:blocks|layers|refiner)[._](\d+)[._]", name)]
     return max(numbers, default=-1) + 1

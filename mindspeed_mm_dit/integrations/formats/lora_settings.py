@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.configs.tuning import names
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
@@ -30,11 +30,11 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 """Settings that are not off when they are empty, with all that they may be."""
 _BASE_PREFIX = re.compile(r"(base_model\.model\.|transformer\.)?")
-_LARGEST_ALPHA, _MOST_PATTERNS, _MOST_REPEATS = 1e6, 10_000, 3
+_MAX_ALPHA, _MAX_PATTERNS, _MAX_REPEATS = 1e6, 10_000, 3
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoraSettings:
     """The settings of peft's LoraConfig that decide what an adapter adds."""
 
     r: int | None = None
@@ -81,20 +81,20 @@ def _without_prefix(layer: str) -> str:
     return layer[_BASE_PREFIX.match(layer).end() :]  # type: ignore[union-attr]
 
 
-def settings_of(content: Mapping[str, Any], what: str) -> Settings:
+def settings_of(content: Mapping[str, Any], what: str) -> LoraSettings:
     """Return the settings that ``what`` holds; raises CheckpointError, naming the setting, for one not understood."""
-    known = {setting.name for setting in fields(Settings)}
+    known = {setting.name for setting in fields(LoraSettings)}
     for key, value in content.items():
         off = _ONLY.get(key)
         if key in known | _WITHOUT_EFFECT or (not value if off is None else value in off):
             continue
         raise CheckpointError(
-            f"{what}: {key} = {short_repr(value)}",
+            f"{what}: {key} = {shorten_repr(value)}",
             "changes what the adapters mean, and is not supported here",
             "merge them with peft, or let it save them as plain LoRA",
         )
     try:
-        settings = from_mapping(Settings, {k: v for k, v in content.items() if k in known and v is not None}, what)
+        settings = from_mapping(LoraSettings, {k: v for k, v in content.items() if k in known and v is not None}, what)
     except ConfigError as error:
         raise CheckpointError(error.what, error.reason, error.cure) from None
     for name, table in (("rank_pattern", settings.rank_pattern), ("alpha_pattern", settings.alpha_pattern)):
@@ -108,16 +108,16 @@ def settings_of(content: Mapping[str, Any], what: str) -> Settings:
 
 def checked_alpha(value: Any, what: str) -> float:
     """Return ``value`` as an alpha; raises CheckpointError unless it is a number that leaves weights finite."""
-    if type(value) not in (int, float) or not abs(value) <= _LARGEST_ALPHA:
-        raise CheckpointError(f"{what} = {short_repr(value)}", f"is no number of at most {_LARGEST_ALPHA:g}")
+    if type(value) not in (int, float) or not abs(value) <= _MAX_ALPHA:
+        raise CheckpointError(f"{what} = {shorten_repr(value)}", f"is no number of at most {_MAX_ALPHA:g}")
     return float(value)
 
 
-def _check_patterns(settings: Settings, what: str) -> None:
+def _check_patterns(settings: LoraSettings, what: str) -> None:
     """Raise CheckpointError for a pattern that is no regular expression, or could take for ever to match."""
     modules = [(name, getattr(settings, name)) for name in ("target_modules", "exclude_modules")]
     patterns = [(name, pattern) for name in ("rank_pattern", "alpha_pattern") for pattern in getattr(settings, name)]
-    if len(patterns) > _MOST_PATTERNS:
+    if len(patterns) > _MAX_PATTERNS:
         raise CheckpointError(
             f"{what}: {patterns[0][0]}", f"{len(patterns):,} patterns are more than a network has layers"
         )
@@ -126,20 +126,20 @@ def _check_patterns(settings: Settings, what: str) -> None:
             _compiled(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise CheckpointError(
-                f"{what}: {name}: {short_repr(pattern)}", f"is no regular expression: {error}"
+                f"{what}: {name}: {shorten_repr(pattern)}", f"is no regular expression: {error}"
             ) from None
         without_escapes = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
-        if len(re.findall(r"[*+{]", without_escapes)) > _MOST_REPEATS or re.search(
+        if len(re.findall(r"[*+{]", without_escapes)) > _MAX_REPEATS or re.search(
             r"\)[*+{]|\(\?[^:!=]", without_escapes
         ):
             raise CheckpointError(
-                f"{what}: {name}: {short_repr(pattern)}",
+                f"{what}: {name}: {shorten_repr(pattern)}",
                 "could take for ever to match",
-                f"write one without repeated groups, and with at most {_MOST_REPEATS} repeats",
+                f"write one without repeated groups, and with at most {_MAX_REPEATS} repeats",
             )
 
 
-@lru_cache(_MOST_PATTERNS)
+@lru_cache(_MAX_PATTERNS)
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(rf"(.*\.)?({pattern})")
 

@@ -74,9 +74,9 @@ _PARTS = {"transformer": "DiTTransformer2DModel", "vae": "AutoencoderKL", "sched
 
 def _write_dit_pipeline(path: Path, state: State, model: ModelConfig) -> None:
     _check_dit(model)
-    visited = diffusers_dit.visited(model.diffusion.num_train_timesteps)
+    visited = diffusers_dit.ddim_timesteps(model.diffusion.num_train_timesteps)
     changes = diffusers_dit.Changes(tuple(visited.tolist()), model.predictor.num_classes)
-    weights = diffusers_dit.changed(state.weights, changes)
+    weights = diffusers_dit.convert_for_pipeline(state.weights, changes)
     vae = _autoencoder(model.ae)
     for name in _PARTS:
         (path / name).mkdir()

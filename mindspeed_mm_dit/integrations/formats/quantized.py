@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.state import Arrays, check_are_floats
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.framework.safetensors_file import widened
+from mindspeed_mm_dit.framework.safetensors_file import widen
 
 Formats = dict[str, dict[str, Any]]
 """By layer: the object that ComfyUI writes about it, {"format": "int8_tensorwise"} and the like."""
 
-MARK = "comfy_quant"
+METADATA_KEY = "comfy_quant"
 _HEADER = "_quantization_metadata"
 _SCALES = ("scale_weight", "weight_scale", "weight_scale_inv")
 """Names of the scale of a ``weight``, in ComfyUI's files, later ones of it and FLUX.2, and by blocks of it."""
-_FOR_ARITHMETIC = ("scale_input", "input_scale", "scaled_fp8", MARK)
+_FOR_ARITHMETIC = ("scale_input", "input_scale", "scaled_fp8", METADATA_KEY)
 """Tensors that say nothing about weights but what ``Formats`` hold: they are for arithmetic in float8 or int8."""
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -53,7 +53,7 @@ _NETWORK = "model.diffusion_model."
 _BLOCK = 128
 _ROTATION = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.float32) / 2
 """ConvRot's matrix for groups of 4; larger groups have its Kronecker powers. Each is its own inverse."""
-_LARGEST_GROUP = 4096
+_MAX_GROUP = 4096
 _CURE = "use a file in bfloat16, or in ComfyUI's float8 or int8"
 
 
@@ -67,16 +67,16 @@ def read_formats(marks: Mapping[str, np.ndarray], metadata: Mapping[str, str], w
         layers = _parsed(metadata[_HEADER], f"{what}: {_HEADER}").get("layers")
         formats = layers if isinstance(layers, dict) else {}
     for name, array in marks.items():
-        if name.rpartition(".")[2] == MARK:
+        if name.rpartition(".")[2] == METADATA_KEY:
             formats[name.rpartition(".")[0]] = _parsed(array.astype(np.uint8).tobytes(), f"{what}: {name}")
     for layer, entry in formats.items():
         stored_as = entry.get("format") if isinstance(entry, dict) else None
         if not isinstance(stored_as, str) or stored_as not in _DTYPES:
             raise _refused(
-                f"{what}: {layer}", f"is stored in the format {short_repr(stored_as)}, which is not read here"
+                f"{what}: {layer}", f"is stored in the format {shorten_repr(stored_as)}, which is not read here"
             )
         for key in entry.keys() - _WITHOUT_EFFECT - {"convrot"}:
-            reason = f"is stored in {stored_as} with the setting {short_repr(key)}, which is unknown"
+            reason = f"is stored in {stored_as} with the setting {shorten_repr(key)}, which is unknown"
             raise _refused(f"{what}: {layer}", reason)
     return formats
 
@@ -178,10 +178,12 @@ def _quantized(
         raise _refused(what, f"is stored as {dtype} with a scale, in no format that the file names: it may be rotated")
     if dtype not in _DTYPES[name]:
         raise _refused(what, f"is stored as {dtype}, and the file names the format {name}")
-    codes = widened(array, name) if dtype == "U8" else array
+    codes = widen(array, name) if dtype == "U8" else array
     rotation = entry.get("convrot_groupsize", 256) if entry.get("convrot") else 0
     if rotation and not _fits_rotation(rotation, codes.shape):
-        raise _refused(what, f"of shape {codes.shape} is rotated in groups of {short_repr(rotation)}, which do not fit")
+        raise _refused(
+            what, f"of shape {codes.shape} is rotated in groups of {shorten_repr(rotation)}, which do not fit"
+        )
     return Quantized(codes, name, None if scale is None else _fitted(scale, codes.shape, what), rotation)
 
 
@@ -202,7 +204,7 @@ def _refused(what: str, reason: str) -> CheckpointError:
 def _rotation(size: int) -> np.ndarray:
     """Return ConvRot's matrix (n, n) for groups of ``size``; n is the next power of 4 if that is none."""
     rotation = np.ones((1, 1), np.float32)
-    while len(rotation) < min(size, _LARGEST_GROUP):
+    while len(rotation) < min(size, _MAX_GROUP):
         rotation = np.kron(rotation, _ROTATION)
     return rotation
 

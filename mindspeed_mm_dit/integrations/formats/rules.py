@@ -71,12 +71,12 @@ def numbers_in(names: Iterable[str]) -> dict[str, list[int]]:
     return {prefix: sorted(numbers[prefix]) for prefix in numbers}
 
 
-def as_many(rules: Rules, count: int) -> dict[str, Sequence[int]]:
+def block_ranges(rules: Rules, count: int) -> dict[str, Sequence[int]]:
     """Return the numbers of ``count`` blocks of each kind."""
     return {_block_prefix(rule.diffusers[0]): range(count) for rule in rules}
 
 
-def numbered(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rule]:
+def expand_rules(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rule]:
     """Yield the rules with block numbers filled in; ``numbers`` may be by the names of either side."""
     known = dict(numbers)
     for original, theirs in {(_block_prefix(rule.original), _block_prefix(rule.diffusers[0])) for rule in rules}:
@@ -86,9 +86,9 @@ def numbered(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rul
     for rule in rules:
         blocks = known.get(_block_prefix(rule.diffusers[0]), ())
         if "$" in rule.original:
-            yield from (_in_block(rule, "$", number) for number in blocks[-1:])
+            yield from (_with_block_number(rule, "$", number) for number in blocks[-1:])
         elif "*" in rule.original:
-            yield from (_in_block(rule, "*", number) for number in blocks)
+            yield from (_with_block_number(rule, "*", number) for number in blocks)
         elif "*" in rule.diffusers[0]:
             yield rule._replace(diffusers=tuple(rule.diffusers[0].replace("*", str(i)) for i in blocks))
         else:
@@ -99,7 +99,7 @@ def _block_prefix(name: str) -> str:
     return re.split(r"\.[*$]\.", name)[0] if "*" in name or "$" in name else ""
 
 
-def _in_block(rule: Rule, mark: str, number: int) -> Rule:
+def _with_block_number(rule: Rule, mark: str, number: int) -> Rule:
     filled = (name.replace(mark, str(number)) for name in (rule.original, *rule.diffusers))
     return Rule(next(filled), tuple(filled), rule.transform)
 
@@ -107,7 +107,7 @@ def _in_block(rule: Rule, mark: str, number: int) -> Rule:
 def to_diffusers(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
     """Rename and split the authors' tensors; those without a rule stay as they are."""
     remaining, renamed = dict(arrays), dict[str, np.ndarray]()
-    for rule in numbered(rules, numbers_in(remaining)):
+    for rule in expand_rules(rules, numbers_in(remaining)):
         for leaf in LEAVES:
             if (array := remaining.pop(rule.original + leaf, None)) is not None:
                 count = len(rule.diffusers)
@@ -119,7 +119,7 @@ def to_diffusers(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
 def to_original(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
     """Undo :func:`to_diffusers`; raises ValueError, with diffusers' name first, for parts that cannot be one."""
     remaining, renamed = dict(arrays), dict[str, np.ndarray]()
-    for rule in numbered(rules, numbers_in(remaining)):
+    for rule in expand_rules(rules, numbers_in(remaining)):
         for leaf in LEAVES:
             names = [name + leaf for name in rule.diffusers]
             if names and all(name in remaining for name in names):

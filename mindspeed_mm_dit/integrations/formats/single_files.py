@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.formats import Format, StorageSupport, read_ckpt
-from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_are_floats, flatten, predictor_of, shapes_of
+from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_are_floats, flatten, infer_predictor, shapes_of
 from mindspeed_mm_dit.checkpoint.store import check_facts
 from mindspeed_mm_dit.configs.files import read_safetensors_header
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.integrations.formats.config_json import described_by
-from mindspeed_mm_dit.integrations.formats.families import FAMILIES, from_original, in_original_names, lacking
-from mindspeed_mm_dit.integrations.formats.quantized import MARK, Formats, dequantized, read_formats
+from mindspeed_mm_dit.integrations.formats.config_json import config_from_diffusers
+from mindspeed_mm_dit.integrations.formats.families import FAMILIES, from_original, incomplete_family, to_original_names
+from mindspeed_mm_dit.integrations.formats.quantized import METADATA_KEY, Formats, dequantized, read_formats
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
 
 _TREES = {
@@ -51,7 +51,7 @@ _TABLE_ERROR = 1e-2
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
-def trees_of(content: Any, path: str | Path) -> dict[str, Arrays]:
+def extract_trees(content: Any, path: str | Path) -> dict[str, Arrays]:
     """Return the sets of weights in the content of a file, by our names; a bare state dict is "model".
 
     Raises CheckpointError if it holds none.
@@ -65,7 +65,7 @@ def trees_of(content: Any, path: str | Path) -> dict[str, Arrays]:
         keys = ", ".join(map(str, list(content)[:8]))
         raise CheckpointError(str(path), f"holds no weights; its keys are: {keys}")
     if len(trees) == 1 and len(parts := _parts(trees.get("model", {}))) > 1:  # a module of both, as Lightning saves it
-        return trees_of(parts, path)
+        return extract_trees(parts, path)
     return {name: plain(weights, path) for name, weights in trees.items()}
 
 
@@ -86,8 +86,10 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     weights = {str(name): array for name, array in weights.items() if name not in _COUNTS}
     for name, array in weights.items():
         if not isinstance(array, np.ndarray):
-            raise CheckpointError(f"{path}: {short_repr(name)}", "is no tensor that is read here", "save weights alone")
-    weights = {name: weights[name] for name in names_of_network(weights)}
+            raise CheckpointError(
+                f"{path}: {shorten_repr(name)}", "is no tensor that is read here", "save weights alone"
+            )
+    weights = {name: weights[name] for name in network_tensor_names(weights)}
     check_are_floats(weights, str(path))
     while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
         weights = {name.removeprefix(prefix): array for name, array in weights.items()}
@@ -97,7 +99,7 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     return {name: array for name, array in weights.items() if name not in _TABLES}
 
 
-def names_of_network(names: Collection[str]) -> list[str]:
+def network_tensor_names(names: Collection[str]) -> list[str]:
     """Return ``names`` without those of an autoencoder and text encoders, if a file holds a whole pipeline."""
     is_pipeline = any(name.startswith(_NETWORK) for name in names)
     return [name for name in names if not (is_pipeline and name.startswith(_OTHER_MODELS))]
@@ -117,7 +119,7 @@ def _check_table(name: str, table: np.ndarray) -> None:
 
 def recognised(state: State) -> State:
     """Return ``state`` with the tensor that its family's networks have and it has not."""
-    return replace(state, lacking=lacking(state.weights))
+    return replace(state, lacking=incomplete_family(state.weights))
 
 
 # --- .pt and .ckpt ----------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ _OUR_FACTS = {"iteration", "consumed_samples"}
 def read_pt(path: Path) -> State:
     """Read weights and EMA; the optimizer's state is skipped, as its tensors have no names there."""
     content = read_torch_file(path)
-    trees = trees_of(content, path)
+    trees = extract_trees(content, path)
     args = content.get("args")
     facts = dict(args) if isinstance(args, Mapping) and args.keys() >= _OUR_FACTS else {}
     check_facts(facts, path)
@@ -155,7 +157,7 @@ def read_safetensors(path: Path) -> State:
     stored = read_stored([path], path)
     facts, config = (_object(stored.metadata, key, path) for key in ("facts", "config"))
     check_facts(facts, path)
-    described = described_by(config, f"{path}: its config.json")
+    described = config_from_diffusers(config, f"{path}: its config.json")
     state = State({"model": plain(stored.arrays, path)}, facts, config, described)
     return recognised(replace(state, is_bfloat16=stored.is_bfloat16, notes=stored.notes))
 
@@ -180,7 +182,7 @@ def read_stored(files: Sequence[Path], what: Path, named: Collection[str] = ()) 
     formats: Formats = {}
     for file in files:
         formats |= read_formats(*read_safetensors_file(file, _format_names), str(file))
-        content, header = read_safetensors_file(file, names_of_network)
+        content, header = read_safetensors_file(file, network_tensor_names)
         arrays, metadata = arrays | content, metadata | header
         dtypes |= {name: entry["dtype"] for name, entry in read_safetensors_header(file).tensors.items()}
     check_named(named, arrays, what)
@@ -189,7 +191,7 @@ def read_stored(files: Sequence[Path], what: Path, named: Collection[str] = ()) 
 
 
 def _format_names(names: Collection[str]) -> list[str]:
-    return [name for name in names_of_network(names) if name.endswith(f".{MARK}")]
+    return [name for name in network_tensor_names(names) if name.endswith(f".{METADATA_KEY}")]
 
 
 def check_named(named: Collection[str], arrays: Arrays, index: Path) -> None:
@@ -219,10 +221,10 @@ def _write_original(path: Path, state: State) -> None:
     """Write the names that the network's authors gave, as ComfyUI takes them; raises ConfigError if there are none."""
     kind = "an autoencoder"
     if not state.is_autoencoder:
-        kind = predictor_of(shapes_of(state.weights), state.facts, state.predictor).model_id
+        kind = infer_predictor(shapes_of(state.weights), state.facts, state.predictor).model_id
     if kind not in FAMILIES:
         raise ConfigError("--to original", f"there are no other names for {kind} here", "leave --to out")
-    _write_safetensors(path, state.with_trees({"model": in_original_names(state.weights, FAMILIES[kind])}))
+    _write_safetensors(path, state.with_trees({"model": to_original_names(state.weights, FAMILIES[kind])}))
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str], as_bfloat16: bool = False) -> None:

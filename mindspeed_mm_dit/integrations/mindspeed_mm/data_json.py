@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mindspeed_mm_dit.configs.files import UnusableFile, lines_of, read_bytes
-from mindspeed_mm_dit.configs.limits import MOST_FRAMES, MOST_PIXELS, check_between
+from mindspeed_mm_dit.configs.limits import MAX_FRAMES, MAX_PIXELS, check_between
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 
@@ -135,9 +135,9 @@ class Processor:
             raise ConfigError(f"{where}.drop_short_ratio = {self.drop_short_ratio:g}", "would drop clips at random",
                               "set it to 0 or 1")  # fmt: skip
         for name, most in (
-            ("num_frames", MOST_FRAMES),
+            ("num_frames", MAX_FRAMES),
             ("min_num_frames", self.num_frames),
-            ("hw_stride", MOST_PIXELS),
+            ("hw_stride", MAX_PIXELS),
         ):
             check_between(f"{where}.{name}", getattr(self, name), 1, most)
         if not self.vae_scale_factor or self.vae_scale_factor[0] < 1:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import TRACKER, CheckpointStore
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.errors import CheckpointError
 
 ReliedOn = Mapping[str, Mapping[str, tuple[str, ...] | None]]
@@ -41,14 +41,14 @@ def folders(package: str) -> list[Path]:
     return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
-def where(package: str) -> Path | None:
+def package_folder(package: str) -> Path | None:
     """Return the first folder of a package; None if there is none."""
     return next(iter(folders(package)), None)
 
 
 def tools_json() -> Path:
     """Return the path of the installed host's tools.json."""
-    return (where("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
+    return (package_folder("mindspeed_mm") or Path("mindspeed_mm")) / "tools" / "tools.json"
 
 
 def is_installed(name: str) -> bool:
@@ -115,7 +115,7 @@ def newest(what: str, folder: str) -> Path:
         raise CheckpointError(what, reason, f"write {iterations[-1]} into it" if iterations else "name another folder")
     if name != RELEASE and not name.isdecimal():
         raise CheckpointError(
-            what, f"its {TRACKER} says {short_repr(name)}", "write the number of a checkpoint into it"
+            what, f"its {TRACKER} says {shorten_repr(name)}", "write the number of a checkpoint into it"
         )
     path = Path(folder) / RELEASE if name == RELEASE else CheckpointStore(folder).path(int(name))
     if not path.is_dir():

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.timesteps import check_heun_end, draws, draws_at, sde_times
 from mindspeed_mm_dit.objectives.registry import Objective, Sampler, option, without_noise
 
-_process = later("mindspeed_mm_dit.objectives.flow.process")
-_samplers = later("mindspeed_mm_dit.objectives.flow.samplers")
+_process = lazy_module("mindspeed_mm_dit.objectives.flow.process")
+_samplers = lazy_module("mindspeed_mm_dit.objectives.flow.samplers")
 
 
 @dataclass(frozen=True)

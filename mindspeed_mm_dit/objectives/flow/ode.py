@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.flow.process import as_factor
+from mindspeed_mm_dit.objectives.flow.process import per_sample_factor
 
 Tensor = Any
 Velocity = Callable[[Tensor, np.ndarray], Tensor]
@@ -93,7 +93,7 @@ def _stages(velocity: Velocity, x: Tensor, t: np.ndarray, h: np.ndarray, slope: 
     """Return the state after a step of ``h`` (B,), and the slopes of all stages; the last is the slope there."""
     slopes, reached = [slope], x
     for node, weights in zip(_NODES, _STAGES):
-        reached = x + as_factor(h, x) * _combined(weights, slopes)
+        reached = x + per_sample_factor(h, x) * _combined(weights, slopes)
         slopes.append(velocity(reached, t + node * h))
     return reached, slopes
 

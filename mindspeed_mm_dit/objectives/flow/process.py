@@ -9,7 +9,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.objectives.flow.path import point_at
-from mindspeed_mm_dit.objectives.flow.timesteps import coefficients, least_rest
+from mindspeed_mm_dit.objectives.flow.timesteps import coefficients, remaining_time
 
 Tensor = Any  # a tensor of the active framework
 
@@ -66,9 +66,9 @@ class FlowMatching(nn.Module):
         else:
             error = column(coefficients, SIGMA, x) * predicted + noise
         losses = coefficients[:, WEIGHT] * ops.mean_per_sample(error * error)
-        return losses + self.turn(predicted, x, noise, coefficients) if self.config.cosine_loss else losses
+        return losses + self.cosine_distance(predicted, x, noise, coefficients) if self.config.cosine_loss else losses
 
-    def turn(self, predicted: Tensor, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+    def cosine_distance(self, predicted: Tensor, x: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
         """Return 1 - the cosine between a predicted velocity and the true one over channels, (B,) (Yao & Wang 2025)."""
         return ops.mean_per_sample(1 - ops.cosine_similarity(predicted, self.target(x, noise, coefficients), 1))
 
@@ -78,9 +78,11 @@ class FlowMatching(nn.Module):
         if self.prediction_type == "velocity":
             return predicted
         if self.prediction_type == "data":
-            return as_factor(1 / least_rest(self.config, t), x) * (predicted - x)
+            return per_sample_factor(1 / remaining_time(self.config, t), x) * (predicted - x)
         point = point_at(self.config, t)
-        return as_factor(point.alpha_ratio, x) * x + as_factor(point.score_gain, x) * self.score(output, x, t)
+        return per_sample_factor(point.alpha_ratio, x) * x + per_sample_factor(point.score_gain, x) * self.score(
+            output, x, t
+        )
 
     def score(self, output: Tensor, x: Tensor, t: np.ndarray) -> Tensor:
         """Return the gradient of x_t's log-density at ``x`` and times ``t`` (B,), from the network's ``output``."""
@@ -89,15 +91,15 @@ class FlowMatching(nn.Module):
             return predicted
         point = point_at(self.config, t)
         if self.prediction_type == "noise":
-            return as_factor(-1 / point.sigma, x) * predicted
+            return per_sample_factor(-1 / point.sigma, x) * predicted
         if self.prediction_type == "data":
-            return as_factor(point.sigma**-2, x) * (as_factor(point.alpha, x) * predicted - x)
+            return per_sample_factor(point.sigma**-2, x) * (per_sample_factor(point.alpha, x) * predicted - x)
         q = point.alpha / point.d_alpha
         below = point.sigma**2 - q * point.sigma * point.d_sigma
-        return as_factor(q / below, x) * predicted - as_factor(1 / below, x) * x
+        return per_sample_factor(q / below, x) * predicted - per_sample_factor(1 / below, x) * x
 
 
-def as_factor(values: np.ndarray, x: Tensor) -> Tensor:
+def per_sample_factor(values: np.ndarray, x: Tensor) -> Tensor:
     """Return ``values`` (B,) as a float32 tensor that multiplies the samples of ``x`` (B, ...)."""
     return ops.tensor(values.astype(np.float32).reshape(-1, *(1 for _ in x.shape[1:])))
 

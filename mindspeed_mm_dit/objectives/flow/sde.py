@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient, PathPoint
-from mindspeed_mm_dit.objectives.flow.process import as_factor
+from mindspeed_mm_dit.objectives.flow.process import per_sample_factor
 
 Tensor = Any
 Fields = Callable[[Tensor, np.ndarray], tuple[Tensor, Tensor]]
@@ -33,11 +33,11 @@ class Sde:
     def drift(self, x: Tensor, t: np.ndarray) -> Tensor:
         """Return v + D score at ``x`` and times ``t`` (B,)."""
         velocity, score = self.fields(x, t)
-        return velocity + as_factor(self.diffusion.at(t, self.path(t)), x) * score
+        return velocity + per_sample_factor(self.diffusion.at(t, self.path(t)), x) * score
 
-    def jump(self, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
+    def add_noise(self, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
         """Return ``x`` plus the noise of a step of length ``h`` from times ``t`` (B,)."""
-        return x + as_factor(np.sqrt(2 * self.diffusion.at(t, self.path(t)) * h), x) * noise
+        return x + per_sample_factor(np.sqrt(2 * self.diffusion.at(t, self.path(t)) * h), x) * noise
 
     def last(self, x: Tensor, t: np.ndarray) -> Tensor:
         """Return the state after the last step from times ``t`` (B,), without noise."""
@@ -48,17 +48,17 @@ class Sde:
         if kind == "Euler":
             return x + h * velocity
         point = self.path(t)
-        return as_factor(1 / point.alpha, x) * x + as_factor(point.sigma**2 / point.alpha, x) * score
+        return per_sample_factor(1 / point.alpha, x) * x + per_sample_factor(point.sigma**2 / point.alpha, x) * score
 
 
 def euler_maruyama(sde: Sde, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
     """Take one step of first order."""
-    return sde.jump(x + h * sde.drift(x, t), t, h, noise)
+    return sde.add_noise(x + h * sde.drift(x, t), t, h, noise)
 
 
 def heun(sde: Sde, x: Tensor, t: np.ndarray, h: float, noise: Tensor) -> Tensor:
     """Take one step: add noise, then follow the mean of the drifts at both ends (Karras et al. 2022, algorithm 2)."""
-    x = sde.jump(x, t, h, noise)
+    x = sde.add_noise(x, t, h, noise)
     here = sde.drift(x, t)
     there = sde.drift(x + h * here, t + h)
     return x + 0.5 * h * (here + there)

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.objectives.registry import Arrays, check_steps
 
 Sigmas = Callable[[int, tuple[int, ...], float], np.ndarray]
 """(steps, shape (C, H, W) of a latent, shift) -> noise levels (steps,) float64, before the last, 0."""
-_LEAST, _QWEN_END = 0.001, 0.02
+_MIN_SIGMA, _QWEN_END = 0.001, 0.02
 """Lowest noise level of SD3's table before its shifts; level at which Qwen-Image's ends, before 0."""
 
 
@@ -57,13 +57,13 @@ PUBLISHED: Mapping[str, Sigmas] = {
     "flux2": lambda steps, shape, shift: _by_mu(_even(steps), flux2_mu(math.prod(shape[1:]), steps)),
     "qwen_image": lambda steps, shape, shift: _qwen_image(_even(steps), mu_of("qwen_image", _tokens(shape))),
     # (the low end is shifted twice, as diffusers does)
-    "sd3": lambda steps, shape, shift: _shifted(np.linspace(1, _shifted(np.array(_LEAST), shift), steps), shift),
-    "sd3_dynamic": lambda steps, shape, shift: _by_mu(np.linspace(1, _LEAST, steps), mu_of("flux", _tokens(shape))),
+    "sd3": lambda steps, shape, shift: _shifted(np.linspace(1, _shifted(np.array(_MIN_SIGMA), shift), steps), shift),
+    "sd3_dynamic": lambda steps, shape, shift: _by_mu(np.linspace(1, _MIN_SIGMA, steps), mu_of("flux", _tokens(shape))),
 }
 # fmt: on
 
 
-_LARGEST_GAIN = 1e6
+_MAX_GAIN = 1e6
 """Largest gain of a velocity in the drift; beyond it, the state vanishes in float32 rounding."""
 
 
@@ -85,7 +85,7 @@ def heavy_tailed(u: np.ndarray, scale: float) -> np.ndarray:
     return u + scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u)
 
 
-def least_rest(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
+def remaining_time(config: FlowMatchingConfig, t: np.ndarray) -> np.ndarray:
     """Return max(1 - t, t_eps), the divisor that turns predicted data minus x_t into a velocity, float64."""
     return np.maximum(1 - t.astype(np.float64), config.t_eps)
 
@@ -163,7 +163,7 @@ def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Dif
     with np.errstate(divide="ignore", invalid="ignore"):
         q = point.alpha / point.d_alpha
         gain = diffusion.at(end, point) * q / (point.sigma**2 - q * point.sigma * point.d_sigma)
-    if config.prediction_type in ("velocity", "data") and not abs(gain[0]) < _LARGEST_GAIN:
+    if config.prediction_type in ("velocity", "data") and not abs(gain[0]) < _MAX_GAIN:
         raise ConfigError(
             f"--last-step = {diffusion.last_step}",
             f"sde-heun needs the score at t = {end[0]:g}, where predicted {config.prediction_type} has none on path "
@@ -209,7 +209,7 @@ def _loss_weight(config: FlowMatchingConfig, point: PathPoint, t: np.ndarray) ->
     For predicted data the loss is that of the velocity (data - x_t) / max(1 - t, t_eps).
     """
     if config.prediction_type == "data":
-        return least_rest(config, t) ** -2
+        return remaining_time(config, t) ** -2
     if config.loss_weight is None:
         return np.ones_like(point.alpha)
     if config.prediction_type == "velocity":

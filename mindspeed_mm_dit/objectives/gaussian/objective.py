@@ -12,11 +12,11 @@ import numpy as np
 from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.data.order import Stream, normals, timesteps
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
 from mindspeed_mm_dit.objectives.registry import Arrays, ModelFn, NoiseAt, Objective, Sampler, Tensor, option
 
-_process = later("mindspeed_mm_dit.objectives.gaussian.process")
+_process = lazy_module("mindspeed_mm_dit.objectives.gaussian.process")
 _STRIDED = ("ddim",)
 """Samplers whose steps are a whole number of timesteps apart, as published."""
 

@@ -91,29 +91,29 @@ class GaussianDiffusion(nn.Module):
 
         x_start, noise: (B, C, ...) float32, unit-variance latents. Returns x_t, (B, C, ...).
         """
-        data_coef, noise_coef = self._mix(t, x_start)
+        data_coef, noise_coef = self._data_and_noise_coefs(t, x_start)
         return data_coef * x_start + noise_coef * noise
 
     def velocity(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Return v = sqrt(alpha-bar) noise - sqrt(1 - alpha-bar) x_0 (Salimans & Ho 2022, appendix D)."""
-        data_coef, noise_coef = self._mix(t, x_start)
+        data_coef, noise_coef = self._data_and_noise_coefs(t, x_start)
         return data_coef * noise - noise_coef * x_start
 
-    def _mix(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _data_and_noise_coefs(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the coefficients of data and noise in x_t: sqrt(alpha-bar) and sqrt(1 - alpha-bar)."""
         return self.at("sqrt_alphas_cumprod", t, x), self.at("sqrt_one_minus_alphas_cumprod", t, x)
 
     def x_start_from_epsilon(self, x_t: Tensor, t: Tensor, epsilon: Tensor) -> Tensor:
         """Solve eq. 4 of Ho et al. 2020 for x_0."""
-        gain, slope = self._solved(t, x_t)
+        gain, slope = self._inverse_coefs(t, x_t)
         return gain * x_t - slope * epsilon
 
     def epsilon_from_x_start(self, x_t: Tensor, t: Tensor, x_start: Tensor) -> Tensor:
         """Solve eq. 4 of Ho et al. 2020 for the noise."""
-        gain, slope = self._solved(t, x_t)
+        gain, slope = self._inverse_coefs(t, x_t)
         return (gain * x_t - x_start) / slope
 
-    def _solved(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _inverse_coefs(self, t: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.at("sqrt_recip_alphas_cumprod", t, x), self.at("sqrt_recipm1_alphas_cumprod", t, x)
 
     def posterior_mean(self, x_start: Tensor, x_t: Tensor, t: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class GaussianDiffusion(nn.Module):
             return prediction
         if self.prediction_type == "epsilon":
             return self.x_start_from_epsilon(x_t, t, prediction)
-        data_coef, noise_coef = self._mix(t, x_t)
+        data_coef, noise_coef = self._data_and_noise_coefs(t, x_t)
         return data_coef * x_t - noise_coef * prediction
 
     def _log_variance(self, fraction: Tensor | None, x_t: Tensor, t: Tensor) -> Tensor:

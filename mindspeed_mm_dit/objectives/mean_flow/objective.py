@@ -9,7 +9,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.diffusion import MeanFlowConfig
 from mindspeed_mm_dit.data.order import Stream, generator, normals
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.objectives.registry import Arrays, ModelFn, Objective, Tensor, without_noise
 
 
@@ -18,7 +18,7 @@ def draws(config: MeanFlowConfig, seed: int, sample_indices: np.ndarray, shape: 
     rngs = [generator(seed, Stream.TIMESTEP, sample_index) for sample_index in sample_indices.tolist()]
     ends = interval(config, np.stack([rng.standard_normal(2) for rng in rngs], axis=1))
     equal = np.array([rng.random() for rng in rngs]) < config.data_proportion
-    return _batch(with_equal(ends, equal), normals(seed, Stream.NOISE, sample_indices, shape), held_out=0.0)
+    return _batch(set_equal_times(ends, equal), normals(seed, Stream.NOISE, sample_indices, shape), held_out=0.0)
 
 
 def draws_at(config: MeanFlowConfig, noise_levels: np.ndarray, noise: np.ndarray) -> Arrays:
@@ -32,7 +32,7 @@ def interval(config: MeanFlowConfig, z: np.ndarray) -> np.ndarray:
     return np.stack([times.max(0), times.min(0)], 1)
 
 
-def with_equal(times: np.ndarray, alike: np.ndarray) -> np.ndarray:
+def set_equal_times(times: np.ndarray, alike: np.ndarray) -> np.ndarray:
     """Return ``times`` (B, 2) with r = t where ``alike`` (B,) is true."""
     return np.stack([times[:, 0], np.where(alike, times[:, 0], times[:, 1])], 1)
 
@@ -42,7 +42,7 @@ def _batch(times: np.ndarray, noise: np.ndarray, held_out: float) -> Arrays:
     return {"times": times.astype(np.float32), "noise": noise, "held_out": held_outs}
 
 
-_process = later("mindspeed_mm_dit.objectives.mean_flow.process")
+_process = lazy_module("mindspeed_mm_dit.objectives.mean_flow.process")
 
 
 def even_times(steps: int) -> np.ndarray:

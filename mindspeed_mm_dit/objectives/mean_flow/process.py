@@ -29,7 +29,7 @@ class MeanFlow(nn.Module):
 
     def noised(self, x: Tensor, times: Tensor, noise: Tensor, held_out: Tensor) -> Tensor:
         """Return z at the later time."""
-        t = over_samples(times[:, 0], x)
+        t = per_sample_factor(times[:, 0], x)
         return (1 - t) * x + t * noise
 
     def loss(self, *args: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class MeanFlow(nn.Module):
         """Return u_target = v_g - (t - r) du/dt, without gradient (eq. 10)."""
         guided = self.guided(network, z, v, times, labels, unconditional)
         rate = self.derivative(network, z, guided, times, labels)
-        return ops.stop_gradient(guided - over_samples(times[:, 0] - times[:, 1], z) * rate)
+        return ops.stop_gradient(guided - per_sample_factor(times[:, 0] - times[:, 1], z) * rate)
 
     def guided(
         self, network: Network, z: Tensor, v: Tensor, times: Tensor, labels: Tensor, unconditional: int
@@ -85,7 +85,7 @@ class MeanFlow(nn.Module):
         for label, weight in ((labels * 0 + unconditional, 1 - config.omega - config.kappa), (labels, config.kappa)):
             if weight:
                 v_g = v_g + weight * ops.to_float32(ops.without_gradient(network, z, now, label))
-        applies = over_samples(
+        applies = per_sample_factor(
             ops.to_float32((t >= config.t_start) & (t <= config.t_end) & (labels != unconditional)), z
         )
         return ops.where(applies > 0, v_g, v)
@@ -110,6 +110,6 @@ class MeanFlow(nn.Module):
         return shifted if p == 1 else ops.exp(p * ops.log(shifted))
 
 
-def over_samples(values: Tensor, x: Tensor) -> Tensor:
+def per_sample_factor(values: Tensor, x: Tensor) -> Tensor:
     """Return ``values`` (B,) as a tensor that multiplies the samples of ``x`` (B, ...)."""
     return ops.reshape(values, (x.shape[0],) + (1,) * (len(x.shape) - 1))

@@ -12,7 +12,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig, shifted, table_sigmas
 from mindspeed_mm_dit.data.order import Stream, generator, normals
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.objectives.registry import Arrays, Objective, without_noise
 
 
@@ -73,7 +73,7 @@ def batch(config: WanFlowConfig, rows: np.ndarray, noise: np.ndarray) -> Arrays:
     }
 
 
-_process = later("mindspeed_mm_dit.objectives.wan_flow.process")
+_process = lazy_module("mindspeed_mm_dit.objectives.wan_flow.process")
 
 WAN_FLOW = Objective(
     WanFlowConfig,

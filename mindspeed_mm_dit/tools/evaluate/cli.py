@@ -17,7 +17,7 @@ from mindspeed_mm_dit.configs.source import Size
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.exits import check_launched, collective_error, end_with_launcher
-from mindspeed_mm_dit.sampling.conditions import MOST_IMAGES, SampleConditions
+from mindspeed_mm_dit.sampling.conditions import MAX_IMAGES, SampleConditions
 from mindspeed_mm_dit.sampling.pictures import draw_grid
 from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
@@ -109,8 +109,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
         raise ConfigError("mm-dit evaluate", reason, "give one of --checkpoint, --samples and --statistics")
 
-    check_between("--num", args.num, 1, MOST_IMAGES)
-    check_between("--batch-size", args.batch_size, 1, MOST_IMAGES)
+    check_between("--num", args.num, 1, MAX_IMAGES)
+    check_between("--batch-size", args.batch_size, 1, MAX_IMAGES)
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 1, 1 << 14)
     if args.size is not None and not args.checkpoint:

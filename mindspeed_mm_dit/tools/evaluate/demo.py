@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from mindspeed_mm_dit.configs.source import Shape
-from mindspeed_mm_dit.data.builtin import BuiltinData, written_aside
+from mindspeed_mm_dit.data.builtin import BuiltinData, write_then_rename
 from mindspeed_mm_dit.data.order import philox
 from mindspeed_mm_dit.data.video_file import write_video
 from mindspeed_mm_dit.errors import not_installed
@@ -155,7 +155,7 @@ def _write_images(
     folder: Path, digits: Digits, index: str = "labels.csv", captions: Callable[[int, int], list[str]] | None = None
 ) -> None:
     """Write the images and ``index``; ``captions``: (number of an image, its label) -> its captions, a line each."""
-    with written_aside(folder) as aside:
+    with write_then_rename(folder) as aside:
         for label in range(10):
             (aside / str(label)).mkdir(parents=True, exist_ok=True)
         with open(aside / index, "w", newline="", encoding="utf-8") as file:
@@ -264,7 +264,7 @@ def write_moving_digits(folder: Path, shapes: Sequence[Shape] = (SHAPE,)) -> Non
     """
     digits = read_digits()
     entries = []
-    with written_aside(folder) as aside:
+    with write_then_rename(folder) as aside:
         (aside / "videos").mkdir(parents=True)
         for number, (image, digit) in enumerate(zip(digits.images[:NUM_CLIPS], digits.labels)):
             shape = shapes[philox((0, 4), (0, 0, number, 0)).integers(len(shapes))]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.cli.commands import COMMANDS
-from mindspeed_mm_dit.configs.source import size_words
+from mindspeed_mm_dit.configs.source import format_sizes
 from mindspeed_mm_dit.data.clip_reader import resize_levels
 from mindspeed_mm_dit.errors import DataError
 from mindspeed_mm_dit.tools.evaluate.demo import (
@@ -161,7 +161,7 @@ def _small_of(clips: np.ndarray) -> tuple[int, int]:
     for high, wide in SMALL:
         if height * wide == width * high and height % high == 0:
             return high, wide
-    reason = f"cannot be shrunk to {size_words(SMALL)}, where a digit has its original {DIGIT} x {DIGIT} pixels"
+    reason = f"cannot be shrunk to {format_sizes(SMALL)}, where a digit has its original {DIGIT} x {DIGIT} pixels"
     raise DataError(f"clips of {height} x {width} pixels", reason, f"the embedded clips are {ZOOM} times as large")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.lora import parse
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint, without_places
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint, without_folders
 from mindspeed_mm_dit.cli.sample import request_of
 from mindspeed_mm_dit.configs.files import digest_of_files, replace_file
 from mindspeed_mm_dit.configs.model import ModelConfig
@@ -82,7 +82,7 @@ class Drawing:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values: tuples become lists."""
-        content = without_places(json.loads(json.dumps(asdict(self))))
+        content = without_folders(json.loads(json.dumps(asdict(self))))
         return {name: value for name, value in content.items() if value or name not in _MAY_BE_EMPTY}
 
 
@@ -108,7 +108,7 @@ class Shards:
             ConfigError: it holds the images of another drawing; the settings that differ are named.
         """
         self.folder, self.drawing, self.joined = folder, drawing, folder / JOINED
-        stored, current, what = without_places(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
+        stored, current, what = without_folders(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
         if stored is None:
             if self.joined.exists() or any(folder.glob(f"{ENTRIES}/*.npy")):
                 raise ConfigError(what, f"holds images, but no {DRAWING} that describes them", "name another folder")

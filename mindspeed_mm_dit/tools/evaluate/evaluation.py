@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.store import without_places
+from mindspeed_mm_dit.checkpoint.store import without_folders
 from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.tools.evaluate.image_set import ImageSet
 
@@ -181,7 +181,7 @@ class Evaluation:
 
     def write(self, folder: Path, grid_png: bytes) -> None:
         """Write report.json and report.html, with a picture of samples, into ``folder``."""
-        content = without_places(_finite(asdict(self)))
+        content = without_folders(_finite(asdict(self)))
         text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         (folder / REPORT).write_text(text, encoding="utf-8")
         judgement, settings = self.judgement, dict(content)

@@ -21,18 +21,18 @@ from mindspeed_mm_dit.configs.files import (
     add_content,
     check_file,
     check_unfolded,
-    nearest_to,
+    error_text,
     read_header,
     read_npz,
-    reason_of,
+    suggest_path,
 )
-from mindspeed_mm_dit.configs.limits import check_path, short_repr
+from mindspeed_mm_dit.configs.limits import check_path, shorten_repr
 from mindspeed_mm_dit.configs.source import Size
-from mindspeed_mm_dit.data.check_images import look_at
+from mindspeed_mm_dit.data.check_images import check_image_files
 from mindspeed_mm_dit.data.images import DECODE_CHECK_LIMIT
-from mindspeed_mm_dit.data.labels import composed
+from mindspeed_mm_dit.data.labels import normalize_names
 from mindspeed_mm_dit.data.listing import is_hidden
-from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, load_pixels, readable_formats, sides
+from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, height_and_width, load_pixels, readable_formats
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.tools.evaluate.metrics import Gaussian
 
@@ -108,7 +108,7 @@ def open_image_set(
         check_file(path)
     except UnusableFile as problem:
         words = "there is no such file or folder" if not os.path.lexists(path) else str(problem)
-        raise ConfigError(what, words, f"{nearest_to(path, 'digits')}name an .npz or a folder of images") from None
+        raise ConfigError(what, words, f"{suggest_path(path, 'digits')}name an .npz or a folder of images") from None
     if not zipfile.is_zipfile(path):
         raise DataError(what, "is no .npz, or is cut short", "name a file that np.savez wrote, or a folder of images")
     return _Npz(what, path).images()
@@ -148,7 +148,7 @@ class _Npz:
             raise DataError(f"{self._what}: {IMAGES}", f"has the dtype {dtype}, expected uint8", "save 0 ... 255")
         if len(shape) != 4 or shape[3] not in (1, 3) or min(shape) < 1:
             raise DataError(
-                f"{self._what}: {IMAGES}", f"has the shape {short_repr(shape)}, expected (N, height, width, 3 or 1)"
+                f"{self._what}: {IMAGES}", f"has the shape {shorten_repr(shape)}, expected (N, height, width, 3 or 1)"
             )
         if fortran:
             raise DataError(f"{self._what}: {IMAGES}", "is in Fortran's order", "write it again with np.savez")
@@ -169,7 +169,7 @@ class _Npz:
                 while member.read(1 << 24):
                     pass
         except UNREADABLE as error:
-            raise DataError(f"{self._what}: {IMAGES}", f"is damaged: {reason_of(error)}", "copy it again") from None
+            raise DataError(f"{self._what}: {IMAGES}", f"is damaged: {error_text(error)}", "copy it again") from None
 
     def _batches(self, size: int) -> Iterator[np.ndarray]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
@@ -187,7 +187,7 @@ class _Npz:
         if labels.shape != (count,) or labels.dtype.kind not in "iu":
             raise DataError(
                 f"{self._what}: {LABELS}",
-                f"has the shape {short_repr(labels.shape)} and dtype {labels.dtype}, expected ({count},) of integers",
+                f"has the shape {shorten_repr(labels.shape)} and dtype {labels.dtype}, expected ({count},) of integers",
             )
         if labels.min() < 0:
             raise DataError(f"{self._what}: {LABELS}", f"holds {labels.min()}, and labels are numbered from 0")
@@ -229,7 +229,9 @@ class _Npz:
         except UnusableFile as problem:
             raise DataError(f"{self._what}: {IMAGES}", str(problem), "write it again with np.savez") from None
         except UNREADABLE as error:
-            raise DataError(f"{self._what}: {IMAGES}", f"cannot be read: {reason_of(error)}", "copy it again") from None
+            raise DataError(
+                f"{self._what}: {IMAGES}", f"cannot be read: {error_text(error)}", "copy it again"
+            ) from None
 
 
 def _are_real(*arrays: np.ndarray) -> bool:
@@ -248,8 +250,8 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
     paths = in_folders if by_class and in_folders else paths
     if not paths:
         raise DataError(what, "holds no images", "name a folder of images, or an .npz")
-    size = _size_of(what, paths[0]) if image_size is None else sides(image_size)
-    looks = look_at(paths, size, decode=skip_bad and len(paths) <= DECODE_CHECK_LIMIT)
+    size = _size_of(what, paths[0]) if image_size is None else height_and_width(image_size)
+    looks = check_image_files(paths, size, decode=skip_bad and len(paths) <= DECODE_CHECK_LIMIT)
     bad = [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]
     if bad and not (skip_bad and len(bad) < len(paths)):
         raise DataError(
@@ -278,7 +280,7 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
 
 
 def _size_of(what: str, path: Path) -> Size:
-    (look,) = look_at([path], 1, decode=False)
+    (look,) = check_image_files([path], 1, decode=False)
     if look.problem is not None:
         raise DataError(str(path), look.problem, "repair or remove it")
     if look.width != look.height:
@@ -300,7 +302,7 @@ def _pixels(path: Path, size: Size) -> np.ndarray:
 
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return the class of each image, by its folder, and the class names; None if there is only one folder."""
-    classes = composed(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
+    classes = normalize_names(path.relative_to(folder).parts[0] if path.parent != folder else "" for path in paths)
     as_numbers = all(map(str.isdecimal, classes))
     names = tuple(sorted(set(classes), key=lambda name: (int(name) if as_numbers else 0, name)))
     return (np.array([names.index(name) for name in classes], np.int64), names) if len(names) > 1 else (None, ())

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.checkpoint.adapting import SourceWeights, read_source, same_labels
+from mindspeed_mm_dit.checkpoint.adapting import SourceWeights, match_labels, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
 from mindspeed_mm_dit.configs.dit import DIT, DiTConfig
-from mindspeed_mm_dit.configs.model import ModelConfig, autoencoder_in, model_config_from_mapping
+from mindspeed_mm_dit.configs.model import ModelConfig, autoencoder_config_of, model_config_from_mapping
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
-from mindspeed_mm_dit.models.meta import parameters_of, tuned
+from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
 from mindspeed_mm_dit.planning.memory import Placement, train_flop
 from mindspeed_mm_dit.tools.planning.example import WEIGHTS, steps_for
 from mindspeed_mm_dit.tools.planning.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
@@ -50,7 +50,9 @@ class PretrainedModel:
     @property
     def image_size(self) -> int:
         """Side of its images in pixels."""
-        return self.predictor.input_size * (autoencoder_in(self.vae, "--vae").downsample_factor if self.vae else 1)
+        return self.predictor.input_size * (
+            autoencoder_config_of(self.vae, "--vae").downsample_factor if self.vae else 1
+        )
 
 
 def find_base(weights: str, vae: str | None, diffusion: str | None) -> PretrainedModel:
@@ -191,7 +193,7 @@ def _tuned(
             reason = f"does not know these {new}, so all of it must be trained; {error.reason}"
             cure = "use more memory or devices; adapters do for one class, or for classes that it knows by name"
             raise ConfigError(f"--from = {base.name}", reason, cure) from None
-    adapted = tuned(whole, ADAPTERS)
+    adapted = with_tuning(whole, ADAPTERS)
     little = f"{machine.num_bytes / GIB:,.4g} GiB are too little to train all"
     return adapted, recommend(adapted, offloading), f"adapters (LoRA) are trained: {little}"
 
@@ -200,5 +202,5 @@ def _unknown_conditions(base: PretrainedModel, whole: ModelConfig, classes: Sequ
     """Return the conditions that the weights do not know yet ("captions" or "classes"); empty if they know all."""
     if whole.predictor.texts and not base.predictor.texts:
         return "captions"
-    known_labels = same_labels(base.source, whole.predictor, classes)
+    known_labels = match_labels(base.source, whole.predictor, classes)
     return "classes" if len(classes) > 1 and not known_labels.keys() >= set(range(len(classes))) else ""

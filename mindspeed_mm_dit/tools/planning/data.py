@@ -16,14 +16,14 @@ from einops import rearrange
 
 from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
 from mindspeed_mm_dit.configs.files import is_folder
-from mindspeed_mm_dit.configs.limits import LARGEST, check_between
+from mindspeed_mm_dit.configs.limits import MAX_INT64, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.run import check_output_file
-from mindspeed_mm_dit.configs.source import Size, SourceParam, size_words
+from mindspeed_mm_dit.configs.source import Size, SourceParam, format_sizes
 from mindspeed_mm_dit.data.buckets import check_filled, fraction_after_crop
 from mindspeed_mm_dit.data.cache import Cache
-from mindspeed_mm_dit.data.check_images import Look, enlargements, look_at
-from mindspeed_mm_dit.data.mixed import parts_of, sections, stopping
+from mindspeed_mm_dit.data.check_images import ImageCheck, check_image_files, enlargements
+from mindspeed_mm_dit.data.mixed import missing_skip_settings, rows_by_source, source_sections
 from mindspeed_mm_dit.data.order import order_of, split_rows
 from mindspeed_mm_dit.data.shards import ShardRows
 from mindspeed_mm_dit.data.sources import Rows, SourceRequest, source_of
@@ -52,7 +52,7 @@ class Sizes:
     """Median fraction of an image that a centre square crop removes."""
 
     @classmethod
-    def of(cls, looks: Sequence[Look]) -> Sizes:
+    def of(cls, looks: Sequence[ImageCheck]) -> Sizes:
         """Collect the sizes of readable images."""
         shorter, longer = np.sort(np.array([(look.height, look.width) for look in looks]).reshape(-1, 2)).T
         return cls(np.sort(shorter), sum(look.is_grey for look in looks), float(np.median(1 - shorter / longer)))
@@ -80,12 +80,12 @@ def _sizes_of_each(rows: Rows, size: int | Size) -> Sizes:
     return Sizes.of([look for look in check_headers(rows, size) if look.problem is None])
 
 
-def check_headers(rows: Rows, size: int | Size) -> list[Look]:
+def check_headers(rows: Rows, size: int | Size) -> list[ImageCheck]:
     """Look at the header of each image."""
     paths: Any = rows.paths
     if not isinstance(paths, ShardRows):
-        return look_at([Path(path) for path in paths], size, decode=False)
-    return look_at([partial(paths.content, number) for number in range(len(rows))], size, decode=False)
+        return check_image_files([Path(path) for path in paths], size, decode=False)
+    return check_image_files([partial(paths.content, number) for number in range(len(rows))], size, decode=False)
 
 
 def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
@@ -103,7 +103,7 @@ def bucket_table(train: Rows, valid: Rows, param: SourceParam) -> list[str]:
         mean_cut, most_cut = 1 - uncropped[in_bucket].mean(), 1 - uncropped[in_bucket].min()
         samples = int(in_bucket[: len(train)][train.entries].sum())
         lines.append(
-            f"{size_words([shape]):>16}  {count:>11,}  {samples % group:>8,}  "
+            f"{format_sizes([shape]):>16}  {count:>11,}  {samples % group:>8,}  "
             f"{int((in_bucket & held_out).sum()):>8,}  {mean_cut:>13.1%}  {most_cut:>5.1%}  "
             f"{int((times[in_bucket] > 1).sum()):>8,}" + (f", {most:.1f} times" if most > 1 else "")
         )
@@ -206,7 +206,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the data as a run would, and print what there is."""
     path = Path(args.config, "data.json") if is_folder(Path(args.config)) else Path(args.config)
-    check_between("--seed", args.seed, 0, LARGEST)
+    check_between("--seed", args.seed, 0, MAX_INT64)
     data = load_data_config(path, "CONFIG")
     param: Any = data.dataset_param.without_bad()
     model = _model(args, path, data)
@@ -231,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
         _print_buckets(train, valid, param)
     elif not from_cache:
         _print_sizes_of_each(rows, train, valid, param)
-    needed = stopping(rows, data.dataset_param)
+    needed = missing_skip_settings(rows, data.dataset_param)
     _log_doubtful(rows, param.noun, label and label.num_classes, skips=not needed)
     if "caption" in items and not from_cache:
         echo(
@@ -266,7 +266,7 @@ def _model(args: argparse.Namespace, path: Path, data: DataConfig) -> ModelConfi
         return None
     model = load_model_config(args.model or default_path)
     check_sizes(model, data.dataset_param)
-    data.dataset_param.check_gives(model.predictor.conditions.items)
+    data.dataset_param.check_items(model.predictor.conditions.items)
     return model
 
 
@@ -282,8 +282,10 @@ def _print_classes(train: Rows, valid: Rows) -> None:
 
 def _print_sizes_of_each(rows: Rows, train: Rows, valid: Rows, param: SourceParam) -> None:
     """Print the sizes in each source of a mix, or in the one data set; with buckets, as a table."""
-    sources = sections(param)
-    for (where, source), part, of_train, of_valid in zip(sources, parts_of(rows), parts_of(train), parts_of(valid)):
+    sources = source_sections(param)
+    for (where, source), part, of_train, of_valid in zip(
+        sources, rows_by_source(rows), rows_by_source(train), rows_by_source(valid)
+    ):
         if len(sources) > 1:
             echo(where)
         if part.sizes is None:
@@ -308,7 +310,7 @@ def _print_buckets(train: Rows, valid: Rows, param: SourceParam) -> None:
     if note := note_of_enlarged(train, param):
         echo(note, file=sys.stderr)
     if train.shapes is not None:
-        for part in parts_of(train):
+        for part in rows_by_source(train):
             check_filled(part, param.bucket_group)
 
 

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mappin
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.models.meta import tuned
+from mindspeed_mm_dit.models.meta import with_tuning
 from mindspeed_mm_dit.planning.memory import Placement, memory, train_flop
 from mindspeed_mm_dit.tools.planning.facts import Machine
 from mindspeed_mm_dit.tools.planning.get import PUBLISHED, folder_name
@@ -142,7 +142,7 @@ def adapted_example(
         model_json["predictor"]["latent_size"] = [size // factor] * 2
     rank, batch = (int(words[words.index(flag) + 1]) for flag in ("--lora-r", "--global-batch-size"))
     targets = takewhile(lambda word: not word.startswith("--"), words[words.index("--lora-target-modules") + 1 :])
-    model = tuned(model_config_from_mapping(model_json, "model.json"), Tuning(tuple(targets), rank, rank))
+    model = with_tuning(model_config_from_mapping(model_json, "model.json"), Tuning(tuple(targets), rank, rank))
     images_per_rank = -(-batch // machine.ranks)
     memories: Any = {"device_bytes": machine.num_bytes, "machine_bytes": machine.machine_bytes}
     run = Placement(machine.ranks)

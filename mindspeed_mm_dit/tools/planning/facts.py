@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import short_repr, whole_number
+from mindspeed_mm_dit.configs.limits import shorten_repr, whole_number
 from mindspeed_mm_dit.configs.model import TEXT_ENCODER_CONFIGS
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.configs.text_encoder import PACKAGE, TextEncoderConfig, folder_of
+from mindspeed_mm_dit.configs.text_encoder import PACKAGE, TextEncoderConfig, resolve_folder
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.registry import open_tokenizer
 
@@ -162,11 +162,11 @@ def _section(named: str | None) -> tuple[dict[str, Any], str]:
     if named == "words":
         return {"model_id": "words", "max_length": MAX_TOKENS}, REASONS["words"]
     folder = MINILM if named == "minilm" else _folder(named)
-    config = read_json(folder_of("--text-encoder", folder) / "config.json", "--text-encoder")
+    config = read_json(resolve_folder("--text-encoder", folder) / "config.json", "--text-encoder")
     kind = config.get("model_type")
     if kind not in [*KINDS]:
         cure = f"name the folder of one of {', '.join(KINDS)}; or write minilm, or words"
-        raise ConfigError(f"--text-encoder = {named}", f"its config.json says model_type {short_repr(kind)}", cure)
+        raise ConfigError(f"--text-encoder = {named}", f"its config.json says model_type {shorten_repr(kind)}", cure)
     positions = config.get("max_position_embeddings", MAX_TOKENS)
     most = whole_number(f"--text-encoder = {named}: max_position_embeddings", positions, 1)
     most = min(most, CLIP_TOKENS if KINDS[kind] == "clip" else MAX_TOKENS)

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from mindspeed_mm_dit.configs.files import add_content, reason_of
+from mindspeed_mm_dit.configs.files import add_content, error_text
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
 from mindspeed_mm_dit.registry import Registry
 from mindspeed_mm_dit.terminal import echo
@@ -155,7 +155,7 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"cannot be made a folder: {reason_of(error)}"
+        reason = f"cannot be made a folder: {error_text(error)}"
         raise PlatformError(f"--output = {folder}", reason, "name a folder that you can write to") from None
     missing = [part for part in parts if _difference(folder / part.path, part)]
     need = sum(part.size - _bytes_of(partial_download(part, folder)) for part in missing)

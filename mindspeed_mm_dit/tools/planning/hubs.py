@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from mindspeed_mm_dit.configs.limits import LARGEST, short_repr
+from mindspeed_mm_dit.configs.limits import MAX_INT64, shorten_repr
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError, not_installed
 from mindspeed_mm_dit.terminal import plain, progress
 
@@ -236,20 +236,22 @@ def _parsing(address: str) -> Iterator[None]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or plain(value) != value or {"\n", "\t"} & set(value):
-        raise ValueError(f"{short_repr(value)} is no name")
+        raise ValueError(f"{shorten_repr(value)} is no name")
     return value
 
 
 def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> HubFile:
     """Return a validated entry of a hub's listing; raises ValueError or TypeError if it is invalid."""
     if {"", ".", ".."} & set(_text(path).split("/")):
-        raise ValueError(f"the file {short_repr(path)} lies outside of the folder")
-    if type(size) is not int or not 0 <= size <= LARGEST:
-        raise ValueError(f"the size of {path} is {short_repr(size)}")
+        raise ValueError(f"the file {shorten_repr(path)} lies outside of the folder")
+    if type(size) is not int or not 0 <= size <= MAX_INT64:
+        raise ValueError(f"the size of {path} is {shorten_repr(size)}")
     if digest in (None, ""):
         return HubFile(path, size, "")
     if not re.fullmatch(f"[0-9a-fA-F]{{{_DIGITS[kind]}}}", digest):
-        raise ValueError(f"the digest of {path} is {short_repr(digest)}, which is no {kind} of {_DIGITS[kind]} digits")
+        raise ValueError(
+            f"the digest of {path} is {shorten_repr(digest)}, which is no {kind} of {_DIGITS[kind]} digits"
+        )
     return HubFile(path, size, f"{kind}:{digest.lower()}")
 
 

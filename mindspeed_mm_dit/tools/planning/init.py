@@ -19,7 +19,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.limits import check_between, check_path
-from mindspeed_mm_dit.configs.model import autoencoder_in
+from mindspeed_mm_dit.configs.model import autoencoder_config_of
 from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.data.images import DECODE_CHECK_LIMIT, ImageReader
 from mindspeed_mm_dit.data.order import split
@@ -28,7 +28,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError, flag_of
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.words_encoder import has_words
-from mindspeed_mm_dit.sampling.conditions import in_a_list
+from mindspeed_mm_dit.sampling.conditions import quote_class_name
 from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.begin import PretrainedModel, adapted_starter, find_base
@@ -221,7 +221,7 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
     if folder is None:
         return None
 
-    config = autoencoder_in(folder, "--vae")
+    config = autoencoder_config_of(folder, "--vae")
     if 2 not in config.pixel_axes:
         reason = f"its {config.diffusers_class} encodes videos, not images"
         raise ConfigError(f"--vae = {folder}", reason, "name an autoencoder of images")
@@ -288,7 +288,7 @@ def _machine(args: argparse.Namespace) -> Machine:
         num_bytes = (args.device_memory_gib or SUPPOSED_GIB) * 2**30
         name += " (as --device-memory-gib says)" if args.device_memory_gib else " (supposed: --device-memory-gib)"
     host_bytes = math.inf if args.device_memory_gib else float(host_memory_bytes() or 0) if accelerators else 0.0
-    cores, has_bf16 = len(os.sched_getaffinity(0)), bool(runtime.WAYS_TO_BF16)
+    cores, has_bf16 = len(os.sched_getaffinity(0)), bool(runtime.BF16_MODES)
     machine_bytes = host_bytes if args.ai_framework == "pytorch" else 0.0
     return Machine(name, num_bytes, accelerators, cores, has_bf16, machine_bytes)
 
@@ -325,7 +325,7 @@ def _request_flags(index: Rows) -> str:
     if "caption" in index.items:
         return shlex.join(word for caption in _examples(index) for word in ("--prompt", caption))
     labels = sorted(set(index.labels.tolist()))[:NAMES_IN_COMMAND]
-    return f"--classes {shlex.quote(','.join(in_a_list(index.classes[label]) for label in labels))}"
+    return f"--classes {shlex.quote(','.join(quote_class_name(index.classes[label]) for label in labels))}"
 
 
 def _print_commands(

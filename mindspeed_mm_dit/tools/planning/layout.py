@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, is_folder, nearest_to, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, is_folder, read_bytes, suggest_path
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data.captions import read_sidecar_captions
 from mindspeed_mm_dit.data.listing import (
-    CURE_OF_LOST_FOLDERS,
+    FLATTENED_CURE,
     class_folders,
-    images_of_lost_folders,
-    indices_in,
+    find_index_files,
+    flattened_images,
     is_hidden,
+    list_class_folders,
     list_images,
-    of_folders,
 )
-from mindspeed_mm_dit.data.shard_rows import columns_of_texts, members
+from mindspeed_mm_dit.data.shard_rows import members, text_columns
 from mindspeed_mm_dit.data.shards import KINDS
-from mindspeed_mm_dit.data.tables import IMAGE_NAMES, JSONL, MOST_OF_A_LINE, columns_of, is_index, read_table
+from mindspeed_mm_dit.data.tables import IMAGE_NAMES, JSONL, MAX_LINE_LETTERS, is_index, read_columns, read_table
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 LABELS = "labels.csv"
@@ -61,11 +61,11 @@ def classes_of_folder(images: str) -> FolderLayout:
     path = Path(images)
     if not is_folder(path):
         if not is_index(path):
-            raise ConfigError(f"IMAGES = {images}", _reason(path), nearest_to(path) + "name a folder of images")
+            raise ConfigError(f"IMAGES = {images}", _reason(path), suggest_path(path) + "name a folder of images")
         return FolderLayout(str(path.parent), path.name, False, f"{path.name} names the class of each image")
     if shards := shards_in(path):
         return shards
-    indices = indices_in(path)
+    indices = find_index_files(path)
     if LABELS in indices or len(indices) == 1:
         index = LABELS if LABELS in indices else indices[0]
         return FolderLayout(images, index, False, f"{index} names the class of each image")
@@ -86,11 +86,11 @@ def classes_of_folder(images: str) -> FolderLayout:
         raise ConfigError(
             f"IMAGES = {images}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"
         )
-    if of_folders(path).rows:
+    if list_class_folders(path).rows:
         return FolderLayout(images, None, False, "every folder in it is a class")
-    if lost := images_of_lost_folders(entry.name for entry in path.iterdir()):
+    if lost := flattened_images(entry.name for entry in path.iterdir()):
         reason = f"has files such as {lost[0]}, and a backslash is no folder here"
-        raise ConfigError(f"IMAGES = {images}", reason, CURE_OF_LOST_FOLDERS)
+        raise ConfigError(f"IMAGES = {images}", reason, FLATTENED_CURE)
     return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
 
 
@@ -208,7 +208,7 @@ def _check_table(file: Path) -> None:
 def _words_of(file: Path) -> set[str]:
     """Return the fields of a table that may be file names, for any common encoding and separator."""
     with open(file, "rb") as table:
-        content = table.read(MOST_OF_A_LINE)
+        content = table.read(MAX_LINE_LETTERS)
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "replace")
     words = (*re.split(r'[,;|\t"\r\n]+', text), *re.split(r'[\s,;:|"]+', text))  # (names may hold spaces)
     return {posixpath.basename(word.strip()) for word in words}
@@ -221,7 +221,7 @@ def _indices(folder: Path) -> list[Path]:
 
 
 def _in_index(file: Path, locations: tuple[str, ...]) -> FolderLayout | None:
-    columns = columns_of(file)
+    columns = read_columns(file)
     location = next((name for name in locations if name in columns), None)
     if location is None or not set(IMAGE_NAMES) & set(columns):
         return None
@@ -233,7 +233,7 @@ def _in_index(file: Path, locations: tuple[str, ...]) -> FolderLayout | None:
 def _in_shards(shards: FolderLayout, locations: tuple[str, ...]) -> FolderLayout | None:
     suffix = KINDS[shards.dataset_type].suffix
     file = min(Path(shards.data_folder).rglob(f"{shards.split or ''}*{suffix}"))
-    available = columns_of_texts(file) if shards.dataset_type == "parquet" else _in_tar(file)
+    available = text_columns(file) if shards.dataset_type == "parquet" else _in_tar(file)
     location = next((location for location in locations if location in available), None)
     if location is None:
         return None

@@ -13,18 +13,18 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.configs.embedded import FLAGS_FILE
 from mindspeed_mm_dit.configs.flag import rows_of, std
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST
 from mindspeed_mm_dit.configs.predictor import count
 from mindspeed_mm_dit.configs.run import RunConfig, check_output_file, optimizer_settings, rows
-from mindspeed_mm_dit.configs.tuning import FineTuning, tuning_of
+from mindspeed_mm_dit.configs.tuning import FineTuning, tuning_from_flags
 from mindspeed_mm_dit.errors import ConfigError, flag_of
-from mindspeed_mm_dit.hosts.registry import named
+from mindspeed_mm_dit.hosts.registry import host_by_name
 from mindspeed_mm_dit.models.data import check_sizes, most_expensive_shape, with_budget
-from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of, tuned
+from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of, with_tuning
 from mindspeed_mm_dit.optimizers.registry import check_flags
-from mindspeed_mm_dit.planning.memory import CARDS, PEAKS, Placement, card_with, memory, train_flop
+from mindspeed_mm_dit.planning.memory import CARDS, PEAKS, Placement, memory, smallest_card, train_flop
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.recommend import (
     GIB,
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
     check_flags(run.optimizer, run.parts)
     if args.write_native:
         return write_native(args)
-    model = tuned(load_model_config(args.model), tuning_of(run))
+    model = with_tuning(load_model_config(args.model), tuning_from_flags(run))
     if args.data:
         model = most_expensive_in_data(model, args.data)
     run_here = Placement(
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
             f"{request.images_per_rank} a rank.\n"
         )
     print_model(model)
-    card = "" if args.peak_tflops else card_with(args.device_memory_gib)
+    card = "" if args.peak_tflops else smallest_card(args.device_memory_gib)
     args.peak_tflops = args.peak_tflops or PEAKS[card]["bf16"]
     print_time(model, request, chosen, args, card)
     print_memory(model, request, chosen)
@@ -160,7 +160,7 @@ def run(args: argparse.Namespace) -> int:
 
 def write_native(args: argparse.Namespace) -> int:
     """Print the native engine's yaml for a config folder."""
-    write = named("mindspeed-mm-native").config_of
+    write = host_by_name("mindspeed-mm-native").config_of
     assert write is not None, "the native engine reads a yaml"
     echo(write(args.write_native, args.world_size), end="")
     return 0
@@ -177,7 +177,7 @@ def check_arguments(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         if value is not None and not 0 < value <= MAX_ARGUMENTS:
             raise ConfigError(
-                f"{flag_of(flag)} = {short_repr(value)}", f"must be positive, and at most {MAX_ARGUMENTS:,}"
+                f"{flag_of(flag)} = {shorten_repr(value)}", f"must be positive, and at most {MAX_ARGUMENTS:,}"
             )
     if args.mfu > 1:
         raise ConfigError(f"--mfu = {args.mfu}", "is a fraction of the peak, at most 1", "write 0.4 for 40 %")
@@ -308,7 +308,7 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     parts.append(("activations", micro * plan.activations_per_image, f" of {micro} {units}"))
     parts.append(("workspace", micro * plan.workspace_per_image, " (estimate)"))
     if placement.offloaded:
-        parts.append(("in the machine", plan.in_machine, " a rank"))
+        parts.append(("in the machine", plan.host_bytes_offloaded, " a rank"))
     parts.append(("total", plan.total(micro), f" of {request.device_bytes / GIB:g} GiB"))
     unit, size = ("GiB", GIB) if plan.total(micro) >= GIB else ("MiB", 2**20)
     for name, num_bytes, more in parts:

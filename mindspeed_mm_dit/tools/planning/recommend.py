@@ -103,7 +103,7 @@ def _offloaded(model: ModelConfig, request: Request) -> Recommendation | None:
         recommendation = recommend(model, dataclasses.replace(request, run=run))
     except ConfigError:
         return None
-    in_machine = memory(model, recommendation.placement, request.online_vae).in_machine
+    in_machine = memory(model, recommendation.placement, request.online_vae).host_bytes_offloaded
     need = request.world_size * max(in_machine, host_bytes(model.predictor))  # (each rank first builds all of it)
     return recommendation if need <= request.machine_bytes * (1 - RESERVE) else None
 
@@ -209,7 +209,7 @@ def _recommendation(model: ModelConfig, placement: Placement, micro: int, reques
             "use_reentrant": "PyTorch's recommended form of recompute; it also works with torch.compile",
             "num_to_forward_prefetch": travel,
             "num_to_backward_prefetch": "the same in backward",
-            "offload_to_cpu": f"{plan.in_machine / GIB:.1f} GiB a rank are in the machine's memory",
+            "offload_to_cpu": f"{plan.host_bytes_offloaded / GIB:.1f} GiB a rank are in the machine's memory",
         },
     )
 
@@ -244,7 +244,7 @@ def traffic(model: ModelConfig, placement: Placement, micro_batches: int = 1) ->
     """
     parameters, S = parameters_of(model), placement.shard_ranks
     replicas = placement.world_size // S
-    weight = 2 if placement.precision.way == "fsdp2" else 4
+    weight = 2 if placement.precision.mode == "fsdp2" else 4
     trained = parameters.num_elements(trained_only=True)
     gathers = 2 if placement.reshard_after_forward else 1
     ring = (S - 1) / S

@@ -10,8 +10,8 @@ from typing import Any
 from mindspeed_mm_dit.configs.dit import PRESETS
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
-from mindspeed_mm_dit.configs.source import Budget, Shape, size_words
-from mindspeed_mm_dit.data.buckets import counted, shapes_of
+from mindspeed_mm_dit.configs.source import Budget, Shape, format_sizes
+from mindspeed_mm_dit.data.buckets import count_shapes, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.planning.memory import Placement, memory, train_flop
@@ -223,12 +223,12 @@ def _buckets(images: ImageFacts, size: int, unit: int) -> tuple[dict[str, Choice
     budget = Budget(size**2, unit)
     for group in GROUPS if cut > WORTH_BUCKETS else ():
         shapes = shapes_of(images.sizes, DatasetParam("images", buckets=budget, bucket_group=group))
-        counts = counted(shapes[train])
+        counts = count_shapes(shapes[train])
         fewest = min(count for _, count in counts)
         if group * GROUPS_OF_ALL <= images.count and (group == 1 or fewest >= 2 * group):
             choice = Choice(
                 {"area": budget.area, "multiple_of": unit},
-                f"images keep their shapes, here {size_words([shape for shape, _ in counts])}; squares would cut "
+                f"images keep their shapes, here {format_sizes([shape for shape, _ in counts])}; squares would cut "
                 f"{cut:.0%} off them",
             )
             usual = max(counts, key=lambda pair: pair[1])[0]
@@ -399,6 +399,6 @@ def precision_and_sharding(machine: Machine, sharding: Recommendation) -> dict[s
         flags["--bf16"] = Choice(None, "twice the rate or more; the weights stay float32")
     if sharding.placement.offloaded:
         flags["--use-torch-fsdp2"] = Choice(None, f"as fsdp2.yaml says: {sharding.reasons['offload_to_cpu']}")
-    elif machine.precision.way == "fsdp2" or sharding.placement.recompute:
+    elif machine.precision.mode == "fsdp2" or sharding.placement.recompute:
         flags["--use-torch-fsdp2"] = Choice(None, "as fsdp2.yaml says")
     return flags

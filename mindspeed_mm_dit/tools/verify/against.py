@@ -21,7 +21,7 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.integrations.formats.config_json import from_diffusers
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import NOT_ITS_OWN
+from mindspeed_mm_dit.integrations.formats.diffusers_dit import WRONG_CONFIG_ERROR
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Comparison
@@ -63,7 +63,7 @@ def compare_against(source: str, seed: int) -> Comparison:
     note = note or ("" if weights else f"random, from seed {seed}")
     initial = initial_weights(parameters_of(config), seed) if note or weights is None else weights()
     shapes = {key: array.shape for key, array in initial.items()}
-    check_names(parameters_of(config).shapes(), shapes, f"--against {source}", *NOT_ITS_OWN)
+    check_names(parameters_of(config).shapes(), shapes, f"--against {source}", *WRONG_CONFIG_ERROR)
     runtime.load_arrays(mine, initial)
     shared = dict(theirs.named_parameters())
     functions_for(theirs).load(theirs, {key: array for key, array in initial.items() if key in shared})

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.training.mindspore.engine import Engine
-from mindspeed_mm_dit.training.mindspore.flat_optimizer import Part
+from mindspeed_mm_dit.training.mindspore.flat_optimizer import ParameterGroup
 
 Arrays = dict[str, np.ndarray]
 IS_DIVIDED_AFTER = True
@@ -31,7 +31,7 @@ class StepObserver:
         state = self._engine.state(False)
         return {key[len(name) + 1 :]: array for key, array in state.items() if key.startswith(f"{name}.")}
 
-    def _step(self, part: Part, step: Any, gradient: Any, lr: float) -> None:
+    def _step(self, part: ParameterGroup, step: Any, gradient: Any, lr: float) -> None:
         if not self.gradients.keys() >= set(part.names):
             self.gradients |= part.named(runtime.to_host(gradient))
         step(gradient, lr)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.tools.verify.table import MODULES, Computed, relative_error
@@ -64,7 +64,7 @@ def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
         parts = [value] if isinstance(value, str) else [""] if value is None else value
         are_names = isinstance(parts, (list, tuple)) and parts and all(isinstance(part, str) for part in parts)
         if not isinstance(rule, str) or not are_names:
-            raise ConfigError(f"names: {rule!r} = {short_repr(value)}", "expected a name, a list of names, or null")
+            raise ConfigError(f"names: {rule!r} = {shorten_repr(value)}", "expected a name, a list of names, or null")
     alone = [_pattern(rule) for rule, value in names.items() if value is None]
     for rule, value in names.items():
         sides, suffix = ([*mine, *theirs], " or theirs") if value is None else (mine, "")

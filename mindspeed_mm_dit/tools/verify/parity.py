@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.tools.verify.reference.file import (
@@ -111,7 +111,7 @@ def _named_errors(reference: str | Path, part: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = f"cannot be computed: {type(error).__name__}: {short_repr(str(error))}"
+        reason = f"cannot be computed: {type(error).__name__}: {shorten_repr(str(error))}"
         raise CheckpointError(f"--reference = {reference}: {part}", reason, FORMAT) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.store import COMMAND, CheckpointStore, read_facts, without_places
+from mindspeed_mm_dit.checkpoint.store import COMMAND, CheckpointStore, read_facts, without_folders
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
@@ -195,7 +195,7 @@ def write_card(path: Path, run: PublishedRun, findings: Sequence[Finding], table
         for step in _selected(list(run.log), again)
         for loss, grad_norm in [run.log[step]]
     ]
-    facts = json.dumps(without_places(run.facts), indent=1)
+    facts = json.dumps(without_folders(run.facts), indent=1)
     write(path, "card.md", name=path.name, facts=table, lines=lines, again=again, run=facts)
 
 

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.data.order import Stream, micro_batches, normals, philox
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
-from mindspeed_mm_dit.framework.exits import without_launcher
+from mindspeed_mm_dit.framework.exits import without_launch_variables
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
@@ -225,7 +225,7 @@ def run_tasks(
 def run_python(python: str, arguments: Sequence[str], log: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run an interpreter with this copy of the package on its path, and write its output to ``log``."""
     roots = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # (where plugins may be)
-    environment = {**without_launcher(os.environ), "PYTHONPATH": os.pathsep.join(roots), **variables}
+    environment = {**without_launch_variables(os.environ), "PYTHONPATH": os.pathsep.join(roots), **variables}
     done = subprocess.run(
         [python, *arguments], env=environment, text=True, stdin=subprocess.DEVNULL, capture_output=True
     )

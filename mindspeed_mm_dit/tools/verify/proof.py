@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from mindspeed_mm_dit.checkpoint.adapting import digest_of_base
+from mindspeed_mm_dit.checkpoint.adapting import base_digest
 from mindspeed_mm_dit.configs.files import read_yaml
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config, spelled_out
 from mindspeed_mm_dit.configs.strict import read_json
@@ -136,7 +136,7 @@ def open_config(source: Path, folder: Path, checkpoint: str | None, is_whole: bo
         "config": str(source),
         "model": _model_summary(model, small),
         "weights": checkpoint or "random from the seed, also those that start at zero",
-        "digest of the weights": digest_of_base(weights)[:16],
+        "digest of the weights": base_digest(weights)[:16],
         "steps": str(steps),
     }
     flags, samples = [*flags, "--seed", str(_seed(flags))], batch_size_of(flags) if is_whole else SAMPLES

@@ -151,7 +151,7 @@ ROUNDINGS = 8
 """Perturbation of a number, in roundings: a sum of many terms is rounded once per partial sum."""
 DRAWS = 3
 """Number of perturbed steps; the largest error counts."""
-UNDECIDED = 0.25
+UNDECIDED_ROUNDINGS = 0.25
 """If rounding moves an entry of a gradient by this fraction of itself, its sign is uncertain. An optimizer that follows
 the sign of single entries, as Adam does, may step either way, so such entries are left out when steps and averages are
 compared."""
@@ -186,7 +186,7 @@ def signs_are_certain(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
     ``moved``: how far rounding moved each entry.
     """
     usual = math.sqrt(float((moved.astype(np.float64) ** 2).mean()))
-    return np.maximum(moved, usual) < UNDECIDED * np.abs(gradient)
+    return np.maximum(moved, usual) < UNDECIDED_ROUNDINGS * np.abs(gradient)
 
 
 def quantities_of_result(result: StepResult, start: Arrays, counts: Arrays) -> Computed:

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 Arrays = dict[str, np.ndarray]
 whole = pytorch.to_numpy
-stay_on_host = runtime.stay_on_host
+stay_on_host = runtime.use_cpu_only
 IS_DIVIDED_AFTER = False
 """Whether gradients are divided by the number of micro-batches only after they went back through the modules."""
 

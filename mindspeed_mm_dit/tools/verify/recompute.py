@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.adapting import digest_of_base, read_source
+from mindspeed_mm_dit.checkpoint.adapting import base_digest, read_source
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
@@ -28,17 +28,17 @@ from mindspeed_mm_dit.tools.verify.prove import ROUNDINGS, UNITS
 from mindspeed_mm_dit.tools.verify.table import Finding, Tolerances, judge_steps, noise_of
 from mindspeed_mm_dit.training.contract import ForwardStep, train_valid_batches
 from mindspeed_mm_dit.training.data_set import Sample
-from mindspeed_mm_dit.training.flags import quiet
+from mindspeed_mm_dit.training.flags import without_outputs
 from mindspeed_mm_dit.training.loop import LearningRate, engine_module
 from mindspeed_mm_dit.training.resume import (
-    First,
-    Start,
+    InitialWeights,
+    ResumePoint,
     changes,
     check_fits,
     first_weights,
+    format_changes,
     print_rank_0,
     run_facts,
-    table_of,
 )
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def join(args: RunConfig) -> RunConfig:
 
 def begin(
     args: RunConfig,
-    start: Start | None = None,
+    start: ResumePoint | None = None,
     prepare: Callable[[Any], Any] = lambda model: model,
-    first: First | None = None,
+    first: InitialWeights | None = None,
 ) -> Any:
     """Return the engine of a run that has joined.
 
@@ -87,16 +87,16 @@ def begin(
     return engine
 
 
-def starting(args: RunConfig, checkpoint: Path | None) -> Start | None:
+def starting(args: RunConfig, checkpoint: Path | None) -> ResumePoint | None:
     """Return the point from which a run that has joined resumes, checked against its flags; None: the beginning."""
     if checkpoint is None:
         return None
-    start = Start(checkpoint, int(checkpoint.name[5:]), read_facts(checkpoint))
+    start = ResumePoint(checkpoint, int(checkpoint.name[5:]), read_facts(checkpoint))
     check_fits(args, start, engine_module().checkpoints)
     return start
 
 
-def steps_after(args: RunConfig, engine: Any, start: Start | None, step: ForwardStep) -> Iterator[StepNumbers]:
+def steps_after(args: RunConfig, engine: Any, start: ResumePoint | None, step: ForwardStep) -> Iterator[StepNumbers]:
     """Take the steps of a run after ``start``, one per item of this iterator."""
     done = start.iteration if start else 0
     began_at = (start.facts if start else {}).get("consumed_samples", done * args.global_batch_size)
@@ -227,7 +227,7 @@ def replay(args: RunConfig, checkpoint: Path | None, iteration: int) -> bool:
     return report.is_finite
 
 
-def _replayed(args: RunConfig, engine: Engine, start: Start | None, last: int) -> StepReport:
+def _replayed(args: RunConfig, engine: Engine, start: ResumePoint | None, last: int) -> StepReport:
     """Take steps from ``start`` to ``last``, and report the last one, or the first that is not finite."""
     done = start.iteration if start else 0
     print_rank_0(f"from {start.path if start else 'the beginning'}: {last - done} step(s) to iteration {last}")
@@ -253,8 +253,8 @@ def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
 def recompute(run: PublishedRun, requested: Sequence[int]) -> list[Finding]:
     """Recompute the ``requested`` iterations, compare losses and gradient norms with the log, and print both."""
     iterations = run.iterations_to_check(requested)  # (raises before the ranks join)
-    args = join(quiet(run.flags))
-    if run.past is None and (table := table_of(changes(run.facts, run_facts(args, 0, 0)))):
+    args = join(without_outputs(run.flags))
+    if run.past is None and (table := format_changes(changes(run.facts, run_facts(args, 0, 0)))):
         print_rank_0(table)
     log = _named((iteration, run.log[iteration]) for iteration in iterations)
     ours = _named(_recomputed(args, run, iterations))
@@ -274,7 +274,7 @@ def _named(steps: Iterable[tuple[int, tuple[float, float]]]) -> dict[str, np.nda
 
 def run_facts_of(run: PublishedRun) -> dict[str, str]:
     """Return the facts that a card states about ``run``: model, data, weights, versions."""
-    args = preflight(quiet(run.flags))
+    args = preflight(without_outputs(run.flags))
     here = {
         "parameters": f"{parameters_of(args.mm.model).num_elements():,}",
         "data": args.mm.data_digest,
@@ -284,7 +284,7 @@ def run_facts_of(run: PublishedRun) -> dict[str, str]:
     if run.newest is None:
         return here
     weights = read_source(str(run.newest), args.mm.model.predictor).weights
-    return {**here, f"weights after iteration {run.newest.name[5:].lstrip('0')}": digest_of_base(weights)[:16]}
+    return {**here, f"weights after iteration {run.newest.name[5:].lstrip('0')}": base_digest(weights)[:16]}
 
 
 def _recomputed(

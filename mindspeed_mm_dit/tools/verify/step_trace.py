@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, reason_of
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, error_text
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
@@ -153,7 +153,7 @@ def _read(path: Path, shapes: dict[str, tuple[int, ...]]) -> Recorded:
             if kind in _PARAMETER_KINDS and shapes.setdefault(parameter, array.shape) != array.shape:
                 raise UnusableFile(f"{name} has another shape than before: {array.shape}, not {shapes[parameter]}")
     except (OSError, ValueError, RecursionError, UnusableFile, ConfigError, CheckpointError) as error:
-        reason = f"is cut short or damaged: {path.name} and its files: {reason_of(error)}"
+        reason = f"is cut short or damaged: {path.name} and its files: {error_text(error)}"
         raise DataError(str(path.parent), reason, RECORD_AGAIN) from None
     return Recorded({name: arrays[name] for name in content.names}, content.noise, content.facts)
 

@@ -29,8 +29,8 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.exits import end_with_launcher, exit_on_sigint, leave
-from mindspeed_mm_dit.hosts.registry import named
+from mindspeed_mm_dit.framework.exits import end_with_launcher, exit_now, exit_on_sigint
+from mindspeed_mm_dit.hosts.registry import host_by_name
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.module_recorder import ModuleRecorder
 from mindspeed_mm_dit.tools.verify.processes import (
@@ -41,7 +41,7 @@ from mindspeed_mm_dit.tools.verify.processes import (
     read_tasks,
     sample_indices_of,
 )
-from mindspeed_mm_dit.training.flags import parse, quiet
+from mindspeed_mm_dit.training.flags import parse, without_outputs
 from mindspeed_mm_dit.training.loop import LearningRate
 
 
@@ -86,7 +86,7 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     step_record: Any = importlib.import_module(f"mindspeed_mm_dit.tools.verify.{active()}_steps")
     if task.on_host:
         step_record.stay_on_host()
-    args = join(quiet(flags))
+    args = join(without_outputs(flags))
     if task.on_host:
         _check_inputs(args)
     first: Any = first_weights(args, None)
@@ -157,7 +157,7 @@ def run_hosted(task: Task) -> None:
     _start_from(task.value("--init-from"))
     HostRecorder(task, flags)
     run_flags = ["--train-iters", str(task.steps + 1), "--log-interval", "1"]
-    run_flags += named(flags.host).flags_needed(flags)
+    run_flags += host_by_name(flags.host).flags_needed(flags)
     sys.argv[:] = [str(ENTRY_SCRIPT), *task.flags[:at], *task.flags[at + 2 :], *run_flags]
     runpy.run_path(str(ENTRY_SCRIPT), run_name="__main__")
 
@@ -224,7 +224,7 @@ class HostRecorder:
 
     def _record_grad_norms(self) -> None:
         """Record the gradient norm of every step that the host logs."""
-        module, _, name = named(self._flags.host).logs_steps.partition(":")
+        module, _, name = host_by_name(self._flags.host).logs_steps.partition(":")
         *path, leaf = name.split(".")
         owner = reduce(getattr, path, sys.modules[module])
         log: Callable[..., Any] = getattr(owner, leaf)
@@ -244,7 +244,7 @@ class HostRecorder:
         arrays = self._arrays | {"grad_norm": np.array(self._norms), "losses": losses, "positions": sample_indices}
         self._task.write({**arrays, "facts": facts_as_array()}, runtime.rank())
         runtime.barrier()
-        leave(0)  # (there is no other way to stop a host between steps)
+        exit_now(0)  # (there is no other way to stop a host between steps)
 
 
 if __name__ == "__main__":

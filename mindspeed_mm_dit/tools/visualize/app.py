@@ -26,10 +26,10 @@ from mindspeed_mm_dit.terminal import echo
 LOOPBACK = "127.0.0.1"
 POINTS = 8
 """States shown on the path from noise."""
-MOST_STEPS, MOST_SCALE, MOST_EACH = 250, 10, 8
-MOST_CONDITIONS, MOST_LETTERS, MOST_BODY, MOST_WAITING = 64, 10_000, 1 << 20, 16
+MAX_APP_STEPS, MAX_SCALE, MAX_SAMPLES_EACH = 250, 10, 8
+MAX_CONDITIONS, MAX_PROMPT_LETTERS, MAX_BODY_BYTES, MAX_WAITING = 64, 10_000, 1 << 20, 16
 """Limits: classes or prompts per request, characters of its prompts, bytes of a request, and queued requests."""
-MOST_DRAWINGS, IMAGE_PIXELS, STATE_PIXELS = 12, 256, 96
+MAX_DRAWINGS, IMAGE_PIXELS, STATE_PIXELS = 12, 256, 96
 """Number of earlier drawings on the page; minimum displayed size of an image, and of a state on its path."""
 STYLE = """
 .grid-container { grid: auto / repeat(auto-fill, minmax(240px, 1fr)) !important }
@@ -84,7 +84,7 @@ def launch(page: Any, port: int | None = None) -> str:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     trusted_hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[LOOPBACK, "localhost"])
-    page.queue(max_size=MOST_WAITING, default_concurrency_limit=1, api_open=False)
+    page.queue(max_size=MAX_WAITING, default_concurrency_limit=1, api_open=False)
     _, address, _ = page.launch(
         server_name=LOOPBACK,
         server_port=port,
@@ -100,7 +100,7 @@ def launch(page: Any, port: int | None = None) -> str:
 
 
 class _TooLarge(Exception):
-    """A request has more than MOST_BODY bytes."""
+    """A request has more than MAX_BODY_BYTES bytes."""
 
 
 class _LimitedBody:
@@ -118,17 +118,17 @@ class _LimitedBody:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > MOST_BODY:
+            if received > MAX_BODY_BYTES:
                 raise _TooLarge
             return message
 
         try:
-            if not stated.isdigit() or int(stated) > MOST_BODY:
+            if not stated.isdigit() or int(stated) > MAX_BODY_BYTES:
                 raise _TooLarge
             await self._app(scope, limited, send)
         except _TooLarge:
             await send({"type": "http.response.start", "status": 413, "headers": [(b"connection", b"close")]})
-            await send({"type": "http.response.body", "body": f"at most {MOST_BODY:,} bytes are read".encode()})
+            await send({"type": "http.response.body", "body": f"at most {MAX_BODY_BYTES:,} bytes are read".encode()})
 
 
 def page_of(pipe: Pipeline, title: str) -> Any:
@@ -186,7 +186,7 @@ def page_of(pipe: Pipeline, title: str) -> Any:
 
 def _with_newest(newest: Any, before: Any) -> list[Any]:
     """Return the drawings to show, the newest first."""
-    return [newest, *(picture for picture, _ in before or ())][:MOST_DRAWINGS]
+    return [newest, *(picture for picture, _ in before or ())][:MAX_DRAWINGS]
 
 
 def _inputs_and_outputs(pipe: Pipeline) -> tuple[dict[str, Any], Any, Any, Any]:
@@ -207,9 +207,9 @@ def _inputs_and_outputs(pipe: Pipeline) -> tuple[dict[str, Any], Any, Any, Any]:
             "prompts": gr.Textbox(
                 caption, label="Prompts, one per line", lines=3, visible="caption" in conditions.items
             ),
-            "num": gr.Slider(1, MOST_EACH, 1 if is_video else 3, step=1, label="Samples per class or prompt"),
-            "guidance": gr.Slider(1, MOST_SCALE, 2 if guided else 1, step=0.1, label="Guidance scale", visible=guided),
-            "steps": gr.Slider(1, MOST_STEPS, 25, step=1, label="Steps"),
+            "num": gr.Slider(1, MAX_SAMPLES_EACH, 1 if is_video else 3, step=1, label="Samples per class or prompt"),
+            "guidance": gr.Slider(1, MAX_SCALE, 2 if guided else 1, step=0.1, label="Guidance scale", visible=guided),
+            "steps": gr.Slider(1, MAX_APP_STEPS, 25, step=1, label="Steps"),
             "sampler": gr.Dropdown([*objective.samplers], value=objective.quick_sampler, label="Sampler"),
             "seed": gr.Number(0, label="Seed", precision=0, minimum=0),
         }
@@ -241,7 +241,7 @@ def _samples_and_paths(
         }
         items = pipe.config.predictor.conditions.items
         for name, item in (("classes", "label"), ("prompts", "caption")):
-            check_between(f"number of {name}", len(settings[name]) if item in items else 0, 0, MOST_CONDITIONS)
+            check_between(f"number of {name}", len(settings[name]) if item in items else 0, 0, MAX_CONDITIONS)
             settings |= {} if item in items else {name: None}
         if note := note_of_words(pipe.config, pipe.description.words, settings["prompts"] or ()):
             gradio().Info(note)
@@ -254,7 +254,7 @@ def _samples_and_paths(
 
 
 def _lines(prompts: Any) -> list[str]:
-    check_between("letters of the prompts", len(str(prompts)), 0, MOST_LETTERS)
+    check_between("letters of the prompts", len(str(prompts)), 0, MAX_PROMPT_LETTERS)
     return [line for line in lines_of(str(prompts)) if line.strip()]
 
 

@@ -15,11 +15,19 @@ from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.configs.files import is_folder
 from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, DataError
-from mindspeed_mm_dit.sampling.pictures import drawable
+from mindspeed_mm_dit.sampling.pictures import font_for
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.training import log as read_logs
-from mindspeed_mm_dit.training.log import NUMBER, TRAINING_SCALARS, first, read_folder, read_scalars, read_text, step_of
-from mindspeed_mm_dit.training.validation import QUARTERS, name_of, scalar_of
+from mindspeed_mm_dit.training.log import (
+    NUMBER,
+    TRAINING_SCALARS,
+    first_of_names,
+    read_folder,
+    read_scalars,
+    read_text,
+    step_of,
+)
+from mindspeed_mm_dit.training.validation import QUARTERS, quarter_name, quarter_scalar
 
 _PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{NUMBER}", re.I)
 _VALIDATION = re.compile(r"\bvalidation loss at iteration +(\d+)(?: on validation set)? *\|", re.I)
@@ -28,7 +36,7 @@ _VALIDATION_VALUE = re.compile(rf"\| *(?:lm )?(loss|noise [\d-]+%) value: *{NUMB
 HELD_OUT = "held-out images"
 VALIDATION_SCALARS = {
     HELD_OUT: ("valid/loss", "lm loss validation", "loss validation"),
-    **{name_of(quarter): (scalar_of(quarter), f"{name_of(quarter)} validation") for quarter in QUARTERS},
+    **{quarter_name(quarter): (quarter_scalar(quarter), f"{quarter_name(quarter)} validation") for quarter in QUARTERS},
 }
 """Curves of a validation, and their names in TensorBoard: ours, and what Megatron makes of ours."""
 
@@ -58,7 +66,7 @@ def read_curve(path: str | Path) -> Curve:
         DataError: the log cannot be read, holds no loss in a known format, or holds a step that no run can have.
     """
     path = _tensorboard_folder(path)
-    losses = first(read_folder(path), TRAINING_SCALARS) if is_folder(path) else read_text(path, parse_losses)
+    losses = first_of_names(read_folder(path), TRAINING_SCALARS) if is_folder(path) else read_text(path, parse_losses)
     if not losses:
         raise DataError(str(path), "contains no losses", "known formats are: " + "; ".join(KNOWN_FORMATS))
     return _curve(str(path), losses)
@@ -72,7 +80,7 @@ def read_validation(path: str | Path) -> list[Curve]:
     path = _tensorboard_folder(path)
     if is_folder(path):
         scalars = read_folder(path)
-        curves = {name: first(scalars, tags) for name, tags in VALIDATION_SCALARS.items()}
+        curves = {name: first_of_names(scalars, tags) for name, tags in VALIDATION_SCALARS.items()}
     else:
         curves = read_text(path, parse_validation)
     return [_curve(name, losses) for name, losses in curves.items() if losses]
@@ -200,7 +208,7 @@ def _write_out(names: Sequence[Any]) -> None:
     from matplotlib.font_manager import FontProperties
 
     for name in names:
-        text, font = drawable(name.get_text())
+        text, font = font_for(name.get_text())
         name.set_text(text)
         if isinstance(font.path, str):  # (else plain letters, which every font has)
             name.set_font(FontProperties(fname=font.path, size=name.get_fontsize()))

@@ -22,7 +22,7 @@ JOB = json.loads(sys.argv[1])
 activate(JOB["ai_framework"])  # before anything that needs a framework
 
 from mindspeed_mm_dit.checkpoint.store import BEST, BEST_TRACKER
-from mindspeed_mm_dit.configs.source import size_words
+from mindspeed_mm_dit.configs.source import format_sizes
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
@@ -116,11 +116,11 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
         images = generate_on_ranks(picture, model, SamplePlan(size_config, request, samples))
         assert images is not None, "the one process of a report has the samples"
         parts.append(images[displayed])
-        prefix = f"{size_words([size_config.sample_size])}: " if job.shapes else ""
+        prefix = f"{format_sizes([size_config.sample_size])}: " if job.shapes else ""
         lines += [prefix + judge.score(images, samples.values)] if judge else []
     picture.parent.mkdir(parents=True, exist_ok=True)
     grid = draw_sizes(parts, samples.titles(described.classes)[displayed], SAMPLES_SHOWN)
-    captioned(grid, f"{request.words}, {size_words([size_config.sample_size for size_config in configs])}").save(
+    captioned(grid, f"{request.words}, {format_sizes([size_config.sample_size for size_config in configs])}").save(
         picture
     )
     return "\n".join(lines)

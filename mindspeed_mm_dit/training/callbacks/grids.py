@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.limits import MOST_GUIDANCE, check_between
+from mindspeed_mm_dit.configs.limits import MAX_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.configs.source import size_words
-from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, named_step
+from mindspeed_mm_dit.configs.source import format_sizes
+from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, wrap_step_errors
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
@@ -53,7 +53,7 @@ class SampleGrids(Callback):
         iteration = run.progress.iteration
         if run.is_due(run.args.sample_interval):
             run.catch_up()
-            with named_step(f"the samples at iteration {iteration}"), doing("drawing samples", run.log.echo):
+            with wrap_step_errors(f"the samples at iteration {iteration}"), doing("drawing samples", run.log.echo):
                 self.draw(run.engine, iteration)
 
     def draw(self, engine: Engine, iteration: int) -> None:
@@ -64,7 +64,7 @@ class SampleGrids(Callback):
                     return
                 titles = self._conditions.titles(self._classes)
                 samples = [generate(model, config, self._conditions, self._request) for config in self._configs]
-                sizes = size_words([config.sample_size for config in self._configs])
+                sizes = format_sizes([config.sample_size for config in self._configs])
                 picture = captioned(draw_sizes(samples, titles), f"step {iteration:,}: {self._request.words}, {sizes}")
         except ConvergenceError:
             self._log.echo(f"samples at iteration {iteration}: not finite, so no grid is written")
@@ -110,7 +110,7 @@ def check_grids(args: RunConfig, world_size: int) -> None:
     what = f"--sample-interval = {args.sample_interval}"
     if not args.save and not requested_loggers(args):
         raise ConfigError(what, "there is nowhere to keep the images", "add --save DIR or --tensorboard-dir DIR")
-    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MOST_GUIDANCE)
+    check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MAX_GUIDANCE)
     name = objective_of(model.diffusion).quick_sampler
     sampler = find_sampler(model.diffusion, name)
     try:

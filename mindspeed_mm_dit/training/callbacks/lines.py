@@ -13,12 +13,12 @@ from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind,
 from mindspeed_mm_dit.training.dry_run import record_not_finite
 from mindspeed_mm_dit.training.log import StepRecord
 
-STARVED_FRACTION, INTERVALS, LEAST_SECONDS = 0.25, 3, 1.0
+STARVED_FRACTION, INTERVALS, MIN_INTERVAL_SECONDS = 0.25, 3, 1.0
 """A note is logged once the device has waited for data for this fraction of so many intervals in a row, each at least
 this long."""
 
 
-class Lines(Callback):
+class LogLines(Callback):
     """Turns the results of steps into log records.
 
     Results stay on the device until an interval ends; then they are copied, and read when they have arrived or, at the
@@ -28,7 +28,7 @@ class Lines(Callback):
     def __init__(self) -> None:
         self._results: list[Any] = []
         self._last: Any = None
-        self._unread: _Closed | None = None
+        self._unread: _LogInterval | None = None
         self._nan_iterations = 0
         self._started = time.perf_counter()
         self._seconds, self._starved = 0.0, 0
@@ -44,9 +44,9 @@ class Lines(Callback):
     def _close_interval(self, run: Run, lr: float) -> None:
         """End the interval with the step just taken, and log it if its numbers have arrived already."""
         values = runtime.read_later([*(result.loss for result in self._results), self._last.grad_norm])
-        self._unread = _Closed(values, run.progress.iteration, run.progress.consumed_samples, lr)
+        self._unread = _LogInterval(values, run.progress.iteration, run.progress.consumed_samples, lr)
         self._results = []
-        if values.is_there():
+        if values.is_ready():
             self.catch_up(run)
 
     def catch_up(self, run: Run) -> None:
@@ -57,14 +57,14 @@ class Lines(Callback):
         """
         if self._unread is not None:
             closed, self._unread = self._unread, None
-            was_idle = closed.values.is_there()  # when the batches of the step now under way had come
+            was_idle = closed.values.is_ready()  # when the batches of the step now under way had come
             record = self._record(run, closed)
             run.log.record(record)
             self._judge_waiting(run, was_idle)
 
     def _judge_waiting(self, run: Run, was_idle: bool) -> None:
         """Log a note if the device waits for data. A host that waits while its device is busy costs nothing."""
-        waited_fraction, run.waited = min(run.waited / max(self._seconds, LEAST_SECONDS), 1.0), 0.0
+        waited_fraction, run.waited = min(run.waited / max(self._seconds, MIN_INTERVAL_SECONDS), 1.0), 0.0
         self._starved = self._starved + 1 if was_idle and waited_fraction > STARVED_FRACTION else 0
         if self._starved == INTERVALS:
             run.log.echo(
@@ -83,7 +83,7 @@ class Lines(Callback):
             values = runtime.read_later([self._last.loss, self._last.grad_norm]).wait()
             _check_finite(values, run.progress.iteration, run.args.save)
 
-    def _record(self, run: Run, closed: _Closed) -> StepRecord:
+    def _record(self, run: Run, closed: _LogInterval) -> StepRecord:
         *losses, grad_norm = closed.values.wait()
         finite = [loss for loss in losses if math.isfinite(loss)]
         self._nan_iterations += len(losses) - len(finite)
@@ -116,7 +116,7 @@ def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | No
         )
 
 
-class _Closed(NamedTuple):
+class _LogInterval(NamedTuple):
     """An interval that ended and whose results are being copied."""
 
     values: Any
@@ -126,4 +126,4 @@ class _Closed(NamedTuple):
     learning_rate: float
 
 
-KIND = CallbackKind("lines", lambda run: Lines())
+KIND = CallbackKind("lines", lambda run: LogLines())

@@ -15,7 +15,7 @@ class PowerEmas(Callback):
     """Has the engine update each EMA after each step."""
 
     def __init__(self, stds: Sequence[float]) -> None:
-        self._gammas = [power_ema.exponent(std) for std in stds]
+        self._gammas = [power_ema.gamma_of_std(std) for std in stds]
 
     def after_step(self, run: Run, step: Step) -> None:
         """Update the EMAs."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindspeed_mm_dit.configs.run import RunConfig, check_output_folder
-from mindspeed_mm_dit.errors import named_step
+from mindspeed_mm_dit.errors import wrap_step_errors
 from mindspeed_mm_dit.registry import Registry
 
 if TYPE_CHECKING:  # (needed for types only, and importing them needs a framework)
@@ -93,10 +93,10 @@ class Run:
     def notify(self, moment: Callable[[Callback], None]) -> None:
         """Call each callback; an error names the callback that it is from."""
         for callback in self.callbacks:
-            with named_step(f"{type(callback).__name__} at iteration {self.progress.iteration}"):
+            with wrap_step_errors(f"{type(callback).__name__} at iteration {self.progress.iteration}"):
                 moment(callback)
 
-    def took(self, step: Step) -> None:
+    def finish_step(self, step: Step) -> None:
         """Count a step, and call the callbacks."""
         self.progress.advance()
         self.notify(lambda callback: callback.after_step(self, step))

@@ -9,7 +9,7 @@ import numpy as np
 
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.errors import ConfigError, StepError, named_step
+from mindspeed_mm_dit.errors import ConfigError, StepError, wrap_step_errors
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
@@ -43,7 +43,7 @@ def validate(run: Run) -> ValidationLoss | None:
         if run.stop.agree():
             return None
         try:
-            with named_step("the validation"):
+            with wrap_step_errors("the validation"):
                 losses.append(run.engine.eval_step(run.forward_step, iter(micro_batches)))
                 levels += [batch[NOISE_LEVEL] for batch in micro_batches]
         except StepError as error:
@@ -52,7 +52,7 @@ def validate(run: Run) -> ValidationLoss | None:
             run.stop.note(error)
             return None
     run.catch_up()  # on the steps before, while the device is busy with this
-    with named_step("the validation"):
+    with wrap_step_errors("the validation"):
         sums = sums_by_quarter(
             framework.ops.numpy(framework.ops.cat(losses, 0)), np.concatenate(levels)
         )  # waits for the device, once

@@ -35,7 +35,7 @@ class MetricsLogger(Protocol):
         """Finish writing everything to disk."""
 
 
-class Board(MetricsLogger):
+class BoardLogger(MetricsLogger):
     """A metrics logger that writes to the ``run`` of a ``package`` with a picture type ``Image``."""
 
     def __init__(self, package: Any, run: Any) -> None:
@@ -52,7 +52,7 @@ class Board(MetricsLogger):
 
 
 @dataclass(frozen=True)
-class Opening:
+class LoggerContext:
     """The facts of the run that a metrics logger is opened for."""
 
     iteration: int
@@ -71,7 +71,7 @@ class MetricsLoggerKind:
     """Prefix of its flags: --NAME-FIELD."""
     config: type
     """Frozen dataclass; each field, made with :func:`flag`, is a flag, and the first enables the logger."""
-    open: Callable[[Any, Opening], MetricsLogger]
+    open: Callable[[Any, LoggerContext], MetricsLogger]
     """(config, Opening) -> metrics logger. Its first error, now or later, is reported and ends its curves."""
     location: Callable[[Any, Path | None], Path | None] | None = None
     """(config, parent folder of --save, or None) -> its output folder, or None if there is none. The last flag of the
@@ -94,10 +94,10 @@ def flag(metavar: str, words: str) -> Any:
     return dataclasses.field(default=None, metadata={"metavar": metavar, "help": words})
 
 
-class Guarded(MetricsLogger):
+class GuardedLogger(MetricsLogger):
     """A metrics logger whose first error of any kind is reported and ends its curves."""
 
-    def __init__(self, kind: MetricsLoggerKind, config: Any, opening: Opening) -> None:
+    def __init__(self, kind: MetricsLoggerKind, config: Any, opening: LoggerContext) -> None:
         self._name = kind.name
         self._logger: MetricsLogger | None = None
         try:
@@ -174,7 +174,7 @@ def open_metrics_loggers(args: RunConfig, iteration: int) -> list[MetricsLogger]
     """Return the metrics loggers of a run that starts after ``iteration``, on the rank that logs."""
     settings = {name: value for name, value in args.flags().items() if isinstance(value, (bool, int, float, str))}
     return [
-        Guarded(kind, config, Opening(iteration, str(_output_folder(kind, config, args) or ""), settings))
+        GuardedLogger(kind, config, LoggerContext(iteration, str(_output_folder(kind, config, args) or ""), settings))
         for kind, config in requested_loggers(args)
     ]
 

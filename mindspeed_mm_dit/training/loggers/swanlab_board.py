@@ -8,7 +8,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.training.loggers.registry import Board, MetricsLoggerKind, Opening, flag, in_save_folder
+from mindspeed_mm_dit.training.loggers.registry import (
+    BoardLogger,
+    LoggerContext,
+    MetricsLoggerKind,
+    flag,
+    in_save_folder,
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class SwanLabConfig:
     save_dir: str | None = flag("DIR", "output folder; default: next to the --save folder")
 
 
-def _open(config: SwanLabConfig, opening: Opening) -> Board:
+def _open(config: SwanLabConfig, opening: LoggerContext) -> BoardLogger:
     import swanlab
 
     run = swanlab.init(
@@ -30,7 +36,7 @@ def _open(config: SwanLabConfig, opening: Opening) -> Board:
         config=dict(opening.settings),
         mode=os.environ.get("SWANLAB_MODE", "local"),
     )
-    return Board(swanlab, run)
+    return BoardLogger(swanlab, run)
 
 
 KIND = MetricsLoggerKind(

@@ -9,9 +9,15 @@ import os
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.loggers.registry import Board, MetricsLoggerKind, Opening, flag, in_save_folder
+from mindspeed_mm_dit.training.loggers.registry import (
+    BoardLogger,
+    LoggerContext,
+    MetricsLoggerKind,
+    flag,
+    in_save_folder,
+)
 
-MOST_LETTERS, REFUSED = 128, "/\\#?%:"
+MAX_LETTERS, REFUSED = 128, "/\\#?%:"
 """Greatest length of a project's name, and letters that it must not contain: as in wandb's Settings (0.28)."""
 
 
@@ -27,15 +33,15 @@ class WandbConfig:
     def __post_init__(self) -> None:
         """Raise ConfigError for a name that wandb would reject only after the run has started."""
         name = self.project or ""
-        if len(name) > MOST_LETTERS or set(name) & set(REFUSED):
+        if len(name) > MAX_LETTERS or set(name) & set(REFUSED):
             raise ConfigError(
                 f"--wandb-project = {name}",
-                f"Weights & Biases takes up to {MOST_LETTERS} letters, and none of {' '.join(REFUSED)}",
+                f"Weights & Biases takes up to {MAX_LETTERS} letters, and none of {' '.join(REFUSED)}",
                 "choose another name",
             )
 
 
-def _open(config: WandbConfig, opening: Opening) -> Board:
+def _open(config: WandbConfig, opening: LoggerContext) -> BoardLogger:
     import wandb
 
     run = wandb.init(
@@ -47,7 +53,7 @@ def _open(config: WandbConfig, opening: Opening) -> Board:
         mode=os.environ.get("WANDB_MODE", "offline"),
         settings=wandb.Settings(console="off"),  # do not capture the output of the run
     )
-    return Board(wandb, run)
+    return BoardLogger(wandb, run)
 
 
 KIND = MetricsLoggerKind(

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.training import contract
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.dry_run import example
 from mindspeed_mm_dit.training.mindspore import flat_optimizer
-from mindspeed_mm_dit.training.mindspore.flat_optimizer import parts_of
+from mindspeed_mm_dit.training.mindspore.flat_optimizer import group_parameters
 from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss, InterpretedLoss
 
 checkpoints: contract.Checkpoints = mindspore_ckpt
@@ -41,14 +41,16 @@ class Engine(contract.Engine):
         precision: Precision = FLOAT32,
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        assert precision.way is None, "runtime.WAYS_TO_BF16 offers none"
+        assert precision.mode is None, "runtime.BF16_MODES offers none"
         runtime.allow_tf32(args.tf32)
         if args.torch_compile:
             runtime.compile_blocks(model.blocks)
         self.args, self.model, self.predictor = args, model, model.predictor
         runtime.load_arrays(self.predictor, weights or model.initial_weights(args.seed))
         names, parameters = trained(self.predictor)
-        self.parts = parts_of(dict(zip(names, parameters)), model.declared, args, flat_optimizer.Shards.create(fsdp2))
+        self.parts = group_parameters(
+            dict(zip(names, parameters)), model.declared, args, flat_optimizer.ShardGroups.create(fsdp2)
+        )
         """The trained parameters, grouped by the rules that step them."""
         self._base_names = {name for name, p in model.declared.items() if not p.saved}
         self._loss = (

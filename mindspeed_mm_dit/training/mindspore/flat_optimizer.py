@@ -49,7 +49,7 @@ def check(config: Fsdp2Config) -> None:
 
 
 @dataclass(frozen=True)
-class Shards:
+class ShardGroups:
     """The slice of the flat state that this worker holds, and how slices are joined."""
 
     count: int
@@ -60,7 +60,7 @@ class Shards:
     """Name of the communication group of those workers; None if it is the only one."""
 
     @classmethod
-    def create(cls, config: Fsdp2Config | None) -> Shards:
+    def create(cls, config: Fsdp2Config | None) -> ShardGroups:
         """Create the groups for ``sharding_size``; every worker must call this."""
         world = runtime.world_size()
         count = config.shard_ranks(world) if config else 1
@@ -139,19 +139,19 @@ class FlatLayout:
         return np.pad(joined, (0, self.length - len(joined)))
 
 
-def parts_of(
-    parameters: Mapping[str, Parameter], declared: Mapping[str, Declared], args: RunConfig, shards: Shards
-) -> list[Part]:
+def group_parameters(
+    parameters: Mapping[str, Parameter], declared: Mapping[str, Declared], args: RunConfig, shards: ShardGroups
+) -> list[ParameterGroup]:
     """Return ``parameters``, as the predictor's config declares them, grouped by rule of the chosen optimizer."""
     chosen = args.chosen_optimizer()
     rules = {name: chosen.rule_of(declared[name]) for name in parameters}
     return [
-        Part([name for name in parameters if rules[name] == rule], rule, parameters, declared, args, shards)
+        ParameterGroup([name for name in parameters if rules[name] == rule], rule, parameters, declared, args, shards)
         for rule in dict.fromkeys(rules.values())
     ]
 
 
-class Part:
+class ParameterGroup:
     """The parameters that one rule steps: all of them as a vector, and this worker's slice of their state."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Part:
         parameters: Mapping[str, Parameter],
         declared: Mapping[str, Declared],
         args: RunConfig,
-        shards: Shards,
+        shards: ShardGroups,
     ) -> None:
         config = args.chosen_optimizer().config
         matrices = {name: _matrices(declared[name]) for name in names} if rule.update_matrices else {}
@@ -169,7 +169,7 @@ class Part:
         self._numbers = [list(parameters).index(name) for name in self.names]
         self._parameters, self._rule, self._shards = [parameters[name] for name in self.names], rule, shards
         self._layout = FlatLayout(self.names, tuple(tuple(p.shape) for p in self._parameters), shards.count)
-        self._matrices = EachMatrix(rule, config, _counted([matrices[n] for n in self.names])) if matrices else None
+        self._matrices = MatrixUpdates(rule, config, _counted([matrices[n] for n in self.names])) if matrices else None
         decay = {n: np.full(p.shape, args.weight_decay if p.ndim >= 2 else 0.0) for n, p in parameters.items()}
         weights = {name: runtime.to_host(p) for name, p in zip(self.names, self._parameters)}
         local_weights, local_decay = (
@@ -208,7 +208,7 @@ class Part:
     def trees(self) -> dict[str, Any]:
         """Return this worker's slice of the weights and of each EMA, by the trees of a checkpoint."""
         averages = self.optimizer.power_emas
-        named = dict(zip(power_ema.trees(len(averages)), averages))
+        named = dict(zip(power_ema.tree_names(len(averages)), averages))
         return {"model": self.optimizer.weights, "ema": self.optimizer.average, **named}
 
     def arrays(self, vector: Any) -> Arrays:
@@ -277,7 +277,7 @@ class FlatOptimizer(nn.Cell):
         self.decay = Tensor(decay)
         self.weights = Parameter(Tensor(weights), name="weights")
         self.average = Parameter(Tensor(weights), name="average")
-        names = power_ema.trees(power_emas)
+        names = power_ema.tree_names(power_emas)
         self.power_emas = mindspore.ParameterTuple([Parameter(Tensor(weights), name=name) for name in names])
         zeros = np.zeros_like(weights)
         self.rule_state = mindspore.ParameterTuple([Parameter(Tensor(zeros), name=name) for name in rule.state])
@@ -322,7 +322,7 @@ class FlatOptimizer(nn.Cell):
         return weights
 
 
-class EachMatrix(nn.Cell):
+class MatrixUpdates(nn.Cell):
     """Applies a rule to each matrix in a vector, compiled; matrices of one shape are computed together.
 
     Args:

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.framework.exits import (
     adopt_orphans,
     children,
     die_with_parent,
-    without_launcher,
+    without_launch_variables,
 )
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.launch import WAIT_SECONDS, Launch, SignalRelay
@@ -168,7 +168,7 @@ def _arguments(launch: Launch, logs: Path) -> list[str]:
 def _environment(launch: Launch) -> dict[str, str]:
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
     variables = {"LOCAL_WORLD_SIZE": str(launch.processes), "GLOG_v": os.environ.get("GLOG_v", "3")}  # noqa: SIM112 (3: errors only)
-    return {**without_launcher(os.environ), **variables, "PATH": path}
+    return {**without_launch_variables(os.environ), **variables, "PATH": path}
 
 
 def _exit_code(received: signal.Signals | None, code: int, logs: Path) -> int:

@@ -30,12 +30,12 @@ from mindspeed_mm_dit.training.pytorch.parallel import (
     shard,
     unwrap,
 )
-from mindspeed_mm_dit.training.pytorch.stepper import Trained
+from mindspeed_mm_dit.training.pytorch.stepper import TrainedState
 
 checkpoints: contract.Checkpoints = torch_dcp
 
 
-class Engine(Trained, contract.Engine):
+class Engine(TrainedState, contract.Engine):
     """The composite spread over the ranks, its optimizer and its EMA."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Engine(Trained, contract.Engine):
             runtime.compile_blocks(model.blocks, len(args.mm.data.dataset_param.sizes) if args.mm else 1)
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         super().__init__(unwrap(self.model).predictor, model.declared, args)
-        self._autocast = precision.way == "autocast"  # (with FSDP2, fsdp2.yaml decides the precision)
+        self._autocast = precision.mode == "autocast"  # (with FSDP2, fsdp2.yaml decides the precision)
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         count = runtime.num_microbatches()
@@ -95,7 +95,7 @@ class Engine(Trained, contract.Engine):
                 return composite.predict(*inputs)
 
         reshard(self.model)  # a validation may have left the weights gathered
-        with self.ema.in_place_of_the_weights():
+        with self.ema.swapped_in():
             try:
                 yield AveragedModel.of(composite, predict)
             finally:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES, children, leave
+from mindspeed_mm_dit.framework.exits import REPORTED_EXIT_CODES, children, exit_now
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.launch import LOOPBACK, WAIT_SECONDS, Launch, SignalRelay
 
@@ -72,7 +72,7 @@ def start(launch: Launch, command: Sequence[str]) -> int:
         torchrun = thread.submit(run, parse_args(arguments))
         while not wait([torchrun], POLL_SECONDS).done:
             if relay.received is not None and not relay.pass_on():  # all ranks have ended, or the nodes have not met
-                leave(128 + relay.received)
+                exit_now(128 + relay.received)
     del store
     error = torchrun.exception()
     if relay.received is not None:

@@ -20,7 +20,7 @@ from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, native_optimizer, split_by_kind
-from mindspeed_mm_dit.optimizers.contract import STEP, Chosen, Parameter, Rule
+from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer, Parameter, Rule
 from mindspeed_mm_dit.training.contract import RunState
 
 
@@ -37,7 +37,7 @@ class Stepper:
         self,
         module: nn.Module,
         declared: Mapping[str, Parameter],
-        chosen: Chosen,
+        chosen: ChosenOptimizer,
         weight_decay: float,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
@@ -55,7 +55,7 @@ class Stepper:
             optimizer = (
                 native_optimizer(rule, chosen.config, param_groups)
                 if rule.pytorch
-                else ByRule(chosen.config, rule, param_groups, matrices)
+                else RuleOptimizer(chosen.config, rule, param_groups, matrices)
             )
             self.optimizers.append(optimizer)
             self._scales.append(scale)
@@ -83,7 +83,7 @@ class Stepper:
         return states
 
 
-class ByRule(torch.optim.Optimizer):
+class RuleOptimizer(torch.optim.Optimizer):
     """Applies one rule, as its file defines it.
 
     If a parameter is sharded, the rule sees this rank's elements. For a rule of whole matrices the change is gathered,
@@ -163,7 +163,7 @@ class MovingAverage:
         self.averages = {name: _full(p.detach()).clone() for name, p in self._parameters.items()}
 
     @contextlib.contextmanager
-    def in_place_of_the_weights(self) -> Iterator[None]:
+    def swapped_in(self) -> Iterator[None]:
         """While entered, the parameters hold the EMA; afterwards both are bit for bit what they were."""
         weights = {name: p.detach().clone() for name, p in self._parameters.items()}
         self._set(self.averages)
@@ -213,11 +213,11 @@ class PowerEmas:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the EMAs, by their names in the checkpoint; the tensors are the live ones."""
-        names = power_ema.trees(len(self._averages))
+        names = power_ema.tree_names(len(self._averages))
         return {name: dict(average.averages) for name, average in zip(names, self._averages)}
 
 
-class Trained(RunState):
+class TrainedState(RunState):
     """A predictor spread over the ranks, its optimizer and its EMAs, which begin with its weights.
 
     declared: the config's declaration of each parameter. lr_scales: factors of the learning rate, for some parameters.

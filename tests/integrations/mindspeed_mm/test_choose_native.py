@@ -48,7 +48,7 @@ def test_auto_takes_the_route_that_is_installed(engine, monkeypatch, megatron_is
         shutil.rmtree(engine / "mindspeed_mm/fsdp")
     for module in (megatron, native):
         monkeypatch.setattr(module, "is_installed", lambda name: (engine / name.replace(".", "/")).is_dir())
-    assert registry._recognised().name == taken
+    assert registry._detect_host().name == taken
 
 
 def test_unknown_host_is_refused():
@@ -63,7 +63,7 @@ def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
     with pytest.raises(PlatformError, match=r"2\.13\.0"):
         contract.check_engine()
     monkeypatch.setattr(native, "torch_version", lambda: "2.13.0")
-    assert registry._recognised().name == "standalone"
+    assert registry._detect_host().name == "standalone"
     monkeypatch.setattr(torch, "__version__", "2.9.0+cpu")
     contract.check_engine()
 

@@ -12,8 +12,8 @@ from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.integrations.mindspeed_mm.flags import FLAGS as MEANINGS
 from mindspeed_mm_dit.integrations.mindspeed_mm.flags import native_keys
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import packed, unpacked
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import numbers_of
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import pack_bits, unpack_bits
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import parse_line
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import parse, without_effect, yaml_for
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
     OURS,
@@ -107,8 +107,8 @@ def test_bits_of_a_batch_survive_a_cast(framework):
     import numpy as np
 
     batch = {"noise": np.random.default_rng(0).standard_normal((2, 3)).astype(np.float32), "labels": np.arange(2)}
-    moved = {name: x.to(torch.bfloat16) if x.is_floating_point() else x for name, x in packed(batch).items()}
-    assert {name: x.numpy().tobytes() for name, x in unpacked(moved).items()} == {
+    moved = {name: x.to(torch.bfloat16) if x.is_floating_point() else x for name, x in pack_bits(batch).items()}
+    assert {name: x.numpy().tobytes() for name, x in unpack_bits(moved).items()} == {
         k: v.tobytes() for k, v in batch.items()
     }
 
@@ -165,10 +165,10 @@ def test_ratio_of_a_few_steps_is_at_least_one_of_them(ratio, steps):
 
 def test_lines_of_the_engine_are_read_as_curves():
     line = "iteration   3/   4 | consumed samples: 24 | learning rate: 1.0E-03 | loss: 8.5E-01 | grad norm: 1.1 |"
-    assert numbers_of(line) == (3, {"train/learning_rate": 1e-3, "train/loss": 0.85, "train/grad_norm": 1.1})
+    assert parse_line(line) == (3, {"train/learning_rate": 1e-3, "train/loss": 0.85, "train/grad_norm": 1.1})
     line = " ** validation after iteration 2 ** | validation steps: 4 | validation loss: 9.0E-01 |"
-    assert numbers_of(line) == (2, {"valid/loss": 0.9})
-    assert numbers_of("Saved checkpoint to here") is None
+    assert parse_line(line) == (2, {"valid/loss": 0.9})
+    assert parse_line("Saved checkpoint to here") is None
 
 
 def test_folder_without_a_model_json_is_refused(tmp_path, capsys):

@@ -90,7 +90,7 @@ def test_cosine_loss_is_the_angle_over_channels():
         losses = both.loss(answer, X, X, *drawn(both)) - plain.loss(answer, X, X, *drawn(plain))
         torch.testing.assert_close(losses, torch.full((4,), angle), rtol=0, atol=1e-5)
     pixels = 1 - torch.nn.functional.cosine_similarity(TRUE, target, dim=1)  # (B, H, W)
-    torch.testing.assert_close(both.turn(TRUE, X, *drawn(both)[1:]), pixels.mean((1, 2)))
+    torch.testing.assert_close(both.cosine_distance(TRUE, X, *drawn(both)[1:]), pixels.mean((1, 2)))
 
 
 def test_times_are_moved_by_the_size_of_the_latent():

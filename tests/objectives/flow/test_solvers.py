@@ -22,11 +22,13 @@ def gaussian_velocity(path, spread=2.0):
     """The velocity of data N(0, spread^2), under which every x_t is x_0 times the standard deviation at t."""
 
     def velocity(x, t):
-        from mindspeed_mm_dit.objectives.flow.process import as_factor
+        from mindspeed_mm_dit.objectives.flow.process import per_sample_factor
 
         point = PATHS[path](t)
         variance = spread**2 * point.alpha**2 + point.sigma**2
-        return as_factor((spread**2 * point.alpha * point.d_alpha + point.sigma * point.d_sigma) / variance, x) * x
+        return (
+            per_sample_factor((spread**2 * point.alpha * point.d_alpha + point.sigma * point.d_sigma) / variance, x) * x
+        )
 
     return velocity
 
@@ -60,9 +62,9 @@ def test_dopri5_ends_within_its_tolerance_at_every_time(framework, flow):
 
 def test_the_steps_of_dopri5_do_not_depend_on_the_other_samples(framework, flow):
     def stiff_for_some(x, t):
-        from mindspeed_mm_dit.objectives.flow.process import as_factor
+        from mindspeed_mm_dit.objectives.flow.process import per_sample_factor
 
-        return as_factor(np.array([1.0, 30.0, 3.0, 100.0])[: x.shape[0]], x) * -x
+        return per_sample_factor(np.array([1.0, 30.0, 3.0, 100.0])[: x.shape[0]], x) * -x
 
     def end(start):
         (state,) = flow[0].dopri5(stiff_for_some, framework.ops.tensor(start), np.array([0.0, 1.0]))
@@ -96,10 +98,10 @@ def test_sde_ends_with_the_spread_of_the_data(framework, flow, form, last_step):
     velocity = gaussian_velocity("linear")
 
     def fields(x, t):
-        from mindspeed_mm_dit.objectives.flow.process import as_factor
+        from mindspeed_mm_dit.objectives.flow.process import per_sample_factor
 
         point = PATHS["linear"](t)
-        return velocity(x, t), as_factor(-1 / (4 * point.alpha**2 + point.sigma**2), x) * x
+        return velocity(x, t), per_sample_factor(-1 / (4 * point.alpha**2 + point.sigma**2), x) * x
 
     equation = sde.Sde(fields, PATHS["linear"], sde.DiffusionCoefficient(form, last_step=last_step))
     times = np.linspace(0, 1 if last_step is None else 0.96, 61)

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion, ddim, ddpm, dpm_solver_pp
 from mindspeed_mm_dit.objectives.gaussian.schedule import respaced_steps
-from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network, switch_experts
 from mindspeed_mm_dit.objectives.registry import find_sampler
 
 SCALE = 0.5  # data ~ N(0, SCALE**2): the best prediction is known in closed form
@@ -153,5 +153,5 @@ class TestGuidance:
 
 
 def test_from_the_boundary_on_the_expert_of_high_noise_answers():
-    model_fn = by_noise_level(0.5, *(lambda *asked, name=name: name for name in ("high", "low")))
+    model_fn = switch_experts(0.5, *(lambda *asked, name=name: name for name in ("high", "low")))
     assert [model_fn(None, None, noise) for noise in (0.4, 0.5, np.array([0.5, 0.9]))] == ["low", "high", "high"]

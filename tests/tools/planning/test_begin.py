@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.integrations.formats.convert import convert
-from mindspeed_mm_dit.models.meta import tuned
+from mindspeed_mm_dit.models.meta import with_tuning
 from mindspeed_mm_dit.planning.memory import Placement
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Request, recommend
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
@@ -163,7 +163,7 @@ def test_weights_that_no_device_holds_are_offloaded(tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize(("gib", "is_offloaded"), [(0, False), (40, False), (64, True)])
 def test_offloading_needs_room_in_the_machine(gib, is_offloaded):
-    model = tuned(load_model_config(ROOT / "examples/dit/flux_lora/model.json"), Tuning(("to_q",), 16, 16))
+    model = with_tuning(load_model_config(ROOT / "examples/dit/flux_lora/model.json"), Tuning(("to_q",), 16, 16))
     request = Request(Placement(), 24 * GIB, 1, online_vae=False, machine_bytes=gib * GIB)
     with nullcontext() if is_offloaded else pytest.raises(ConfigError):
         assert recommend(model, request).placement.offloaded

@@ -63,7 +63,7 @@ def test_sheet_shows_what_the_first_epoch_takes(pets, capsys):
     sheet = np.asarray(Image.open("sheet.png").convert("RGB"))
     order = SampleOrder(13, 5).images(np.arange(13))
     cats = [sample_index for sample_index in range(13) if order[sample_index] != 12][:10]
-    flipped = data_order.coins(5, Stream.FLIP, np.array(cats), 0.5)
+    flipped = data_order.bernoulli(5, Stream.FLIP, np.array(cats), 0.5)
     assert flipped.any() and not flipped.all()
     margin = sheet.shape[1] - 10 * 50
     left = [sheet[24, margin + 50 * column + 3, 0] for column in range(10)]

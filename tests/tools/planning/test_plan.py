@@ -13,9 +13,9 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config, resolve_paths
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import muon
-from mindspeed_mm_dit.optimizers.contract import Chosen
+from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
-from mindspeed_mm_dit.planning.memory import Placement, optimizer_bytes, peak_tflops, utilisation
+from mindspeed_mm_dit.planning.memory import Placement, model_flop_utilization, optimizer_bytes, peak_tflops
 from mindspeed_mm_dit.tools.planning.recommend import (
     Links,
     Request,
@@ -174,8 +174,8 @@ def test_peaks_of_devices_are_found_by_name():
     assert peak_tflops("NVIDIA H200", "bf16") == 989.0
     assert peak_tflops("NVIDIA H100 PCIe", "bf16") == 756.0
     assert peak_tflops("CPU (x86_64, 2 threads)", "bf16") is None
-    assert utilisation(700, 0.7117e12, 989.0) == pytest.approx(0.504, abs=1e-3)
-    assert utilisation(700, 0.7117e12, None) is None
+    assert model_flop_utilization(700, 0.7117e12, 989.0) == pytest.approx(0.504, abs=1e-3)
+    assert model_flop_utilization(700, 0.7117e12, None) is None
 
 
 @pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-XL/2"])
@@ -184,7 +184,7 @@ def test_state_and_traffic_of_muon_are_planned(preset):
     shapes = {name: p for name, p in parameters_of(model.predictor).items() if p.trained}
     matrices = sum(math.prod(p.shape) for p in shapes.values() if p.matrices)
     everything = sum(math.prod(p.shape) for p in shapes.values())
-    chosen = Chosen("muon", muon.MuonConfig(), muon.MUON)
+    chosen = ChosenOptimizer("muon", muon.MuonConfig(), muon.MUON)
     assert optimizer_bytes(parameters_of(model.predictor), chosen) == 4 * matrices + 8 * (everything - matrices)
     assert optimizer_bytes(parameters_of(model.predictor), ADAMW) == 8 * everything
     sent = [traffic(model, Placement(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]

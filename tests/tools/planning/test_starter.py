@@ -8,7 +8,7 @@ import pytest
 
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.source import Budget
-from mindspeed_mm_dit.data.buckets import counted, shapes_of
+from mindspeed_mm_dit.data.buckets import count_shapes, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.tools.planning.facts import ImageFacts, Machine, text_for
@@ -70,7 +70,7 @@ def test_run_goes_on_without_any_one_image_of_a_bucket(rare):
         left = np.delete(shape, left_out, 0)
         shapes = shapes_of(left, DatasetParam("images", buckets=budget, bucket_group=group))
         train, _ = split(len(left), starter.design["valid_fraction"].value, RUN_SEED)
-        assert min(count for _, count in counted(shapes[train])) >= group
+        assert min(count for _, count in count_shapes(shapes[train])) >= group
 
 
 @pytest.mark.parametrize(("count", "steps"), [(60, 2_800), (1_020, 3_100), (1_500, 4_000)])

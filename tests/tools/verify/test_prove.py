@@ -129,7 +129,7 @@ def test_fault_of_ranks_that_share_a_sample_is_found(clips, tmp_path):
 def test_device_layout_needs_the_same_inputs_as_the_host(clips, tmp_path, monkeypatch):
     from mindspeed_mm_dit.framework.pytorch import runtime
 
-    monkeypatch.setattr(runtime, "_stays_on_host", False)
+    monkeypatch.setattr(runtime, "_cpu_only", False)
     with pytest.raises(ConfigError, match="layout device"):
         truths_here(open_config(clips, tmp_path, None, True, steps=1), chosen(["device"]))
     runtime.shutdown()

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.errors import PlatformError, UserError
-from mindspeed_mm_dit.framework.exits import launched_alone, raise_when_interrupted
+from mindspeed_mm_dit.framework.exits import raise_when_interrupted, set_single_process_variables
 from mindspeed_mm_dit.hosts.registry import Host
-from mindspeed_mm_dit.integrations.mindspeed_mm.installed import where
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import package_folder
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import contract
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete, launched_as, wants_mindspore
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete, launch_rank, uses_mindspore
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
 from mindspeed_mm_dit.terminal import logger
 
@@ -33,8 +33,8 @@ def attach(argv: Sequence[str]) -> Host:
     words = list(argv)
     sys.argv[1:] = complete(spelled_out(argv))
     if "MS_WORKER_NUM" not in os.environ:  # (msrun sets its own variables)
-        launched_alone()
-    for name in import_order(wants_mindspore(argv)):
+        set_single_process_variables()
+    for name in import_order(uses_mindspore(argv)):
         try:
             importlib.import_module(name)
         except UserError:
@@ -60,8 +60,8 @@ def _broken(name: str, error: Exception) -> PlatformError:
 
 
 def _announce() -> None:
-    if launched_as()[0] == 0:
-        logger.info(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {where('mindspeed_mm')}")
+    if launch_rank()[0] == 0:
+        logger.info(f"mindspeed_mm_dit {__version__}, host: MindSpeed-MM in {package_folder('mindspeed_mm')}")
         from megatron.core.package_info import __version__ as megatron
 
         for line in contract.warnings(str(megatron)):

@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.integrations.mindspeed_mm.flags import ignored_by
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.training.flags import ignored_flags, project_flags
-from mindspeed_mm_dit.training.validation import QUARTERS, name_of, sums_by_quarter
+from mindspeed_mm_dit.training.validation import QUARTERS, quarter_name, sums_by_quarter
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
 """Flags that Megatron requires for a model without a vocabulary and without its fused kernels. Nothing here draws from
@@ -57,7 +57,7 @@ def without_effect(argv: Sequence[str]) -> list[str]:
     return ignored_flags(parse(argv), ignored_by("megatron"), lambda kind: not kind.in_megatron)
 
 
-def wants_mindspore(argv: Sequence[str]) -> bool:
+def uses_mindspore(argv: Sequence[str]) -> bool:
     """Return whether the host will compute on MindSpore (``torch`` is MSAdapter then)."""
     return bool(parse(argv).ai_framework == "mindspore")
 
@@ -77,7 +77,7 @@ def complete(argv: Sequence[str]) -> list[str]:
         if flag not in argv:
             added += [flag, value]
     if flags.micro_batch_size is None and flags.global_batch_size is not None:
-        added += ["--micro-batch-size", str(default_micro_batch(flags.global_batch_size, launched_as()[1]))]
+        added += ["--micro-batch-size", str(default_micro_batch(flags.global_batch_size, launch_rank()[1]))]
     if not {OVERRIDE, KEEP} & set(argv):
         added.append(OVERRIDE)
     if flags.ai_framework == "mindspore" and not flags.parts["use_distributed_optimizer"]:
@@ -94,7 +94,7 @@ def complete(argv: Sequence[str]) -> list[str]:
     return [*words, *added]
 
 
-def launched_as() -> tuple[int, int]:
+def launch_rank() -> tuple[int, int]:
     """Return (rank, number of processes) as set by torchrun or msrun; (0, 1) without a launcher."""
     rank = os.environ.get("RANK", os.environ.get("RANK_ID", "0"))
     return int(rank), int(os.environ.get("WORLD_SIZE", os.environ.get("MS_WORKER_NUM", "1")))
@@ -117,7 +117,7 @@ def _without(argv: Sequence[str], flag: str) -> list[str]:
 Tensor = Any
 
 
-def validation_forever(batches: Iterable[Any] | None, args: Namespace) -> Iterator[Any] | None:
+def endless_validation(batches: Iterable[Any] | None, args: Namespace) -> Iterator[Any] | None:
     """Return an endless stream in which every validation starts with the same first batch."""
     if batches is None:
         return None
@@ -125,7 +125,7 @@ def validation_forever(batches: Iterable[Any] | None, args: Namespace) -> Iterat
     return itertools.chain.from_iterable(itertools.islice(batches, each) for _ in itertools.count())
 
 
-def held_out_step(forward_step: Callable[..., Any], batches: Iterator[Any], model: Any) -> tuple[Tensor, Any]:
+def validation_step(forward_step: Callable[..., Any], batches: Iterator[Any], model: Any) -> tuple[Tensor, Any]:
     """Run ``forward_step`` on the next held-out micro-batch, and report the loss by noise level too."""
     batch = next(batches)
     losses, loss_func = forward_step(iter([batch]), model)
@@ -141,4 +141,4 @@ def _by_quarter(losses: np.ndarray, noise_levels: np.ndarray) -> dict[str, tuple
     """Return sum and number of ``losses`` in each quarter of the noise level; Megatron adds these up, then divides."""
     sums = sums_by_quarter(losses, noise_levels).astype(np.float32)
     means = framework.runtime.mean_over_ranks([framework.ops.tensor(value) for value in sums.reshape(-1, 1)])
-    return {name_of(quarter): (loss, count) for quarter, loss, count in zip(QUARTERS, means[:4], means[4:])}
+    return {quarter_name(quarter): (loss, count) for quarter, loss, count in zip(QUARTERS, means[:4], means[4:])}

@@ -79,7 +79,7 @@ def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
 
 
 @dataclass(frozen=True)
-class Mark:
+class VersionMarker:
     """A module that a release has and its predecessor lacks."""
 
     name: str
@@ -89,15 +89,15 @@ class Mark:
 
 
 MINDSPEED_MM = (
-    Mark("v26.0.0", "mindspeed_mm.fsdp.train.trainer"),
-    Mark("v26.1.0", "mindspeed_mm.fsdp.train.training_context"),
-    Mark("master (57069cd5)", "mindspeed_mm.fsdp.inference.infer_engine"),
+    VersionMarker("v26.0.0", "mindspeed_mm.fsdp.train.trainer"),
+    VersionMarker("v26.1.0", "mindspeed_mm.fsdp.train.training_context"),
+    VersionMarker("master (57069cd5)", "mindspeed_mm.fsdp.inference.infer_engine"),
 )
 MINDSPEED = (
-    Mark("93c45456", "mindspeed.core.distributed.torch_fully_sharded_data_parallel.utils"),
-    Mark("26.0.0_core_r0.12.1", "mindspeed.core.distributed.torch_fully_sharded_data_parallel.checkpointing"),
-    Mark("26.1.0_core_r0.12.1", "mindspeed.core.optimizer.utils"),
-    Mark("master (028de58c)", "mindspeed.core.distill.config"),
+    VersionMarker("93c45456", "mindspeed.core.distributed.torch_fully_sharded_data_parallel.utils"),
+    VersionMarker("26.0.0_core_r0.12.1", "mindspeed.core.distributed.torch_fully_sharded_data_parallel.checkpointing"),
+    VersionMarker("26.1.0_core_r0.12.1", "mindspeed.core.optimizer.utils"),
+    VersionMarker("master (028de58c)", "mindspeed.core.distill.config"),
 )
 """Oldest first. A tree counts as the last release whose module it has; a newer tree looks like the last one.
 
@@ -118,7 +118,7 @@ TORCH = "2.7.1"
 """Versions that upstream names for each of the pairs."""
 
 
-def recognise(marks: tuple[Mark, ...]) -> str | None:
+def recognise(marks: tuple[VersionMarker, ...]) -> str | None:
     """Return the name of the last of ``marks`` whose module is installed; None for a tree older than all of them."""
     installed = [mark.name for mark in marks if source_of(mark.module) is not None]
     return installed[-1] if installed else None

@@ -14,7 +14,7 @@ from checkpoint.common.converter import Commandable
 from checkpoint.convert_cli import main as mm_convert
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, of_source, read_weights
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, format_of_source, read_weights
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import TRACKER, find_checkpoint, read_facts
 from mindspeed_mm_dit.configs.strict import read_json
@@ -113,7 +113,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
 def read_source(path: Path) -> Arrays:
     """Return weights of any format by their published names; the EMA if there is one."""
     checkpoint = find_checkpoint(path) if path.is_dir() else path
-    kind = FORMATS[of_source(checkpoint)]
+    kind = FORMATS[format_of_source(checkpoint)]
     return read_weights(checkpoint) if kind.storage is StorageSupport.TRAINING else kind.read(checkpoint).weights
 
 

@@ -30,9 +30,9 @@ from mindspeed_mm_dit.data.order import split_rows
 from mindspeed_mm_dit.data.samples import Batch, SampleReader
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
-from mindspeed_mm_dit.models.autoencoder import Scaling
+from mindspeed_mm_dit.models.autoencoder import LatentScaling
 from mindspeed_mm_dit.models.data import open_data
-from mindspeed_mm_dit.objectives.registry import draw_of
+from mindspeed_mm_dit.objectives.registry import training_draw
 
 SAMPLES_AT_ONCE = 64
 IMAGE = ("pixels", "latent_mean", "latent_std", "posterior_noise", "labels")
@@ -71,7 +71,7 @@ def write_features(model_json: str, data_json: str, count: int, folder: str, see
         for row, sample_index in enumerate(sample_indices):
             write_torch_file(Path(folder) / f"{sample_index}.pt", feature(batch, row, model.ae))
     whole = spelled_out(read_json(model_json, "--mm-model"), model_json)
-    for name, content in their_configs(whole, data, count, folder).items():
+    for name, content in host_configs(whole, data, count, folder).items():
         (Path(folder) / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
@@ -82,7 +82,9 @@ def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> SampleReade
         raise ConfigError("dataset_param.buckets", "their script trains on samples of one shape", "use image_size")
     opened = open_data(model, data.dataset_param)
     train, _ = split_rows(opened.rows, data.dataset_param, seed)
-    return opened.samples(opened.rows.subset(train), seed, data.dataloader_param.shuffle, draw_of(model.diffusion))
+    return opened.samples(
+        opened.rows.subset(train), seed, data.dataloader_param.shuffle, training_draw(model.diffusion)
+    )
 
 
 def feature(batch: Batch, row: int, ae: AutoencoderConfig) -> dict[str, np.ndarray]:
@@ -103,10 +105,10 @@ def video(batch: Batch, row: int, ae: AutoencoderConfig) -> np.ndarray:
     latents = batch["latent_mean"][row]
     if "posterior_noise" in batch:
         latents = latents + batch["latent_std"][row] * batch["posterior_noise"][row]
-    return Scaling(ae, np.asarray).scaled(latents[None])[0]
+    return LatentScaling(ae, np.asarray).scaled(latents[None])[0]
 
 
-def their_configs(model_json: dict[str, Any], data: DataConfig, count: int, folder: str) -> dict[str, Any]:
+def host_configs(model_json: dict[str, Any], data: DataConfig, count: int, folder: str) -> dict[str, Any]:
     """Return the config files for the host: file name -> content."""
     latents = data.dataset_param.cache is not None
     basic = {"data_path": f"{folder}/index.json", "data_folder": str(folder)}

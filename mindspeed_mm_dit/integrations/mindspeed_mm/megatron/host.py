@@ -20,14 +20,14 @@ from mindspeed_mm_dit.checkpoint.store import COMMAND, RUN_FACTS, CheckpointStor
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.framework.exits import end, ended_by_ctrl_c, process_files
+from mindspeed_mm_dit.framework.exits import end, exits_on_sigint, process_files
 from mindspeed_mm_dit.hosts.registry import DatasetsProvider, FlagsProvider, Host
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import (
-    held_out_step,
-    launched_as,
+    endless_validation,
+    launch_rank,
     parse,
-    validation_forever,
-    wants_mindspore,
+    uses_mindspore,
+    validation_step,
 )
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.composite import HostedDiT
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.state import RunState, check_checkpoint, check_pickles_of
@@ -123,13 +123,13 @@ class MindSpeedMM(Host):
         def provide_data(num_samples: Any) -> tuple[Any, Any, Any]:
             state.start(hosted[0], get_host_args())  # the model is sharded and loaded by now
             train, valid, test = train_valid_test_dataset_provider(num_samples)
-            return train, validation_forever(valid, get_host_args()), test
+            return train, endless_validation(valid, get_host_args()), test
 
         def forward_step(batches: Any, model: Any) -> Any:
             state.averages()
             if model.training:
                 return forward_step_func(batches, model)
-            return held_out_step(forward_step_func, batches, model)
+            return validation_step(forward_step_func, batches, model)
 
         def add_flags(parser: ArgumentParser) -> ArgumentParser:
             parser = mm_extra_args_provider(parser)
@@ -137,9 +137,9 @@ class MindSpeedMM(Host):
 
         provide_data.is_distributed = True  # type: ignore[attr-defined]
         try:
-            if launched_as()[0] == 0 and not wants_mindspore(sys.argv[1:]):  # (MSAdapter has no torch_dcp)
+            if launch_rank()[0] == 0 and not uses_mindspore(sys.argv[1:]):  # (MSAdapter has no torch_dcp)
                 check_pickles_of(parse(sys.argv[1:]).load)
-            meeting.enter_context(ended_by_ctrl_c())
+            meeting.enter_context(exits_on_sigint())
             pretrain_in_host(
                 provide_data,
                 provide_model,

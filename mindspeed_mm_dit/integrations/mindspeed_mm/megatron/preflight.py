@@ -17,11 +17,11 @@ from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
-from mindspeed_mm_dit.framework.exits import written
+from mindspeed_mm_dit.framework.exits import write_temporary_file
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, log_data_set, with_report
 from mindspeed_mm_dit.integrations.mindspeed_mm.flags import check_supported
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import tools_json
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import launched_as, parse, without_effect
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import launch_rank, parse, without_effect
 from mindspeed_mm_dit.planning.memory import MemoryLimit
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.dry_run import plan_of_run
@@ -47,7 +47,7 @@ def check_before_import(argv: Sequence[str]) -> MultiModalArguments | None:
     with_fsdp2 = flags.use_torch_fsdp2 and flags.ai_framework != "mindspore"
     if with_fsdp2:
         _check_flags_of_fsdp2(flags)
-    rank, world_size = launched_as()
+    rank, world_size = launch_rank()
     if rank == 0:
         _warn_without_effect(argv, with_fsdp2)
     mm = read_configs(flags)
@@ -76,7 +76,7 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
         words += [HEADS, str(model_config_from_mapping(whole, path).predictor.num_heads)]
     if whole == content:
         return words
-    written_out = written("model.json", json.dumps(whole))
+    written_out = write_temporary_file("model.json", json.dumps(whole))
     return [word.replace(path, str(written_out)) if word in (path, f"--mm-model={path}") else word for word in words]
 
 
@@ -133,7 +133,7 @@ def _warn_without_effect(argv: Sequence[str], with_fsdp2: bool) -> None:
 
 def read_configs(flags: RunConfig) -> MultiModalArguments:
     """Call ``check_configs`` with what is known about MindSpeed-MM before it is imported."""
-    rank, world_size = launched_as()
+    rank, world_size = launch_rank()
     modes: tuple[ComputeMode, ...] = ("fsdp2",)  # the host has no autocast
     host = HostFacts(
         name="MindSpeed-MM",

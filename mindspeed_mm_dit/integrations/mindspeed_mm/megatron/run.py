@@ -12,11 +12,11 @@ from collections.abc import Sequence
 
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.contract import later
+from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.framework.exits import end
-from mindspeed_mm_dit.hosts.registry import HostKind, Recognised
+from mindspeed_mm_dit.hosts.registry import HostKind, HostMatch
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import is_installed, tools_json
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import wants_mindspore
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import uses_mindspore
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.contract import check_host
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.attach import has_engine
 
@@ -31,10 +31,10 @@ def main() -> None:
     script = sys.argv[1]
     sys.argv[:] = sys.argv[1:]
     try:
-        check_host(wants_mindspore(sys.argv), in_their_scripts=True)
+        check_host(uses_mindspore(sys.argv), in_their_scripts=True)
     except UserError as error:
         sys.exit(error.formatted)
-    gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if wants_mindspore(sys.argv) else ()
+    gate = ("mindspeed_mm.mindspore.mindspore_adaptor",) if uses_mindspore(sys.argv) else ()
     for name in ("torch", "torch_npu", "mindspeed.megatron_adaptor", *gate):
         importlib.import_module(name)
     try:
@@ -53,16 +53,16 @@ def missing_packages() -> list[str]:
     return [name for name in PACKAGES if not is_installed(name)]
 
 
-def recognised() -> Recognised:
+def recognised() -> HostMatch:
     """Select the host if all its packages are installed; add a note if only some are, or the native engine is too."""
     missing = missing_packages()
     installed = [name for name in PACKAGES if name not in missing]
     if missing:
-        return Recognised(
+        return HostMatch(
             False, f"{', '.join(installed)} found, {', '.join(missing)} not: standalone host" if installed else ""
         )
     reason = "Megatron-LM is here, and NON_MEGATRON is not true"
-    return Recognised(True, f"--host auto takes {NAME}, the old route: {reason}" if has_engine() else "")
+    return HostMatch(True, f"--host auto takes {NAME}, the old route: {reason}" if has_engine() else "")
 
 
 def needs(argv: Sequence[str]) -> None:
@@ -73,12 +73,12 @@ def needs(argv: Sequence[str]) -> None:
             f"{', '.join(missing)} cannot be found",
             "install MindSpeed-MM (it is not on PyPI), or leave --host out",
         )
-    check_host(wants_mindspore(argv))
+    check_host(uses_mindspore(argv))
 
 
 KIND = HostKind(  # PyTorch for MindSpore too: there `torch` is MSAdapter
     NAME,
-    lambda argv: later("mindspeed_mm_dit.integrations.mindspeed_mm.megatron.attach").attach(argv),
+    lambda argv: lazy_module("mindspeed_mm_dit.integrations.mindspeed_mm.megatron.attach").attach(argv),
     recognised,
     needs,
     flags_needed=lambda flags: [] if flags.mm_tool else ["--mm-tool", str(tools_json())],

@@ -28,7 +28,7 @@ from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP
 from mindspeed_mm_dit.training.data_set import check_classes
 from mindspeed_mm_dit.training.pytorch.stepper import MovingAverage
-from mindspeed_mm_dit.training.resume import changes, run_facts, table_of
+from mindspeed_mm_dit.training.resume import changes, format_changes, run_facts
 
 MAY_BE_PICKLED = (
     "argparse.Namespace", "types.SimpleNamespace", "pathlib.PosixPath", "signal.Signals", "io.BytesIO",
@@ -65,11 +65,11 @@ def check_checkpoint(args: RunConfig) -> None:
         return
     from mindspeed_mm_dit.checkpoint import torch_dcp
 
-    check_whole(path, lambda path: torch_dcp.problem_of(path, runtime.rank(), runtime.world_size()))
+    check_whole(path, lambda path: torch_dcp.find_damage(path, runtime.rank(), runtime.world_size()))
     torch_dcp.check_architecture(path, parameters_of(args.mm.model.predictor).shapes())
     facts = read_facts(path)
     check_classes(facts, args.mm.classes, path)
-    if table := table_of(changes(facts, run_facts(args, 0, 0))):
+    if table := format_changes(changes(facts, run_facts(args, 0, 0))):
         print_rank_0(table)
 
 
@@ -92,7 +92,7 @@ class RunState:
         averages = self.average.averages
         averages.update({name: value.to(averages[name].device) for name, value in model.loaded_averages.items()})
         if args.ckpt_format == "torch_dcp":  # (with other formats the host loads the whole state, and takes no step)
-            self._before_first_step = _undo_steps_while_loading
+            self._before_first_step = _clear_state_while_loading
             if args.load is not None and args.iteration > 0 and not args.finetune:
                 self._read(CheckpointStore(args.load).path(args.iteration), with_moments=not args.no_load_optim)
         self._hook_into_the_optimizer()
@@ -163,7 +163,7 @@ class HostedEma(MovingAverage):
             self.update()
 
 
-def _undo_steps_while_loading(optimizer: torch.optim.Optimizer) -> None:
+def _clear_state_while_loading(optimizer: torch.optim.Optimizer) -> None:
     """Empty the state of an optimizer that loads no moments; print a note if the host stepped it."""
     counts = [group.pop("step", None) for group in optimizer.param_groups]
     if optimizer.state or any(count is not None for count in counts):

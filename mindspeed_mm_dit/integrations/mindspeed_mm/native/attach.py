@@ -11,9 +11,9 @@ import sys
 
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.contract import later
-from mindspeed_mm_dit.framework.exits import ended_by_ctrl_c, process_files
-from mindspeed_mm_dit.hosts.registry import HostKind, Recognised
+from mindspeed_mm_dit.framework.contract import lazy_module
+from mindspeed_mm_dit.framework.exits import exits_on_sigint, process_files
+from mindspeed_mm_dit.hosts.registry import HostKind, HostMatch
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import folders, is_installed
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import KNOWN_TORCH, NAME, check_engine
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import PLUGIN
@@ -31,21 +31,21 @@ def attach() -> None:
         run.begin(sys.argv)
         process_files.close()  # (the yaml of a command line has been read)
         register.register()
-        run.current().meeting.enter_context(ended_by_ctrl_c())
+        run.current().meeting.enter_context(exits_on_sigint())
     except UserError as error:
         end(error, collective_error=True)
 
 
-def recognised() -> Recognised:
+def recognised() -> HostMatch:
     """Select the engine if NON_MEGATRON is true, or if Megatron is missing and the engine accepts this PyTorch."""
     if not has_engine():
-        return Recognised(False)
+        return HostMatch(False)
     if os.environ.get("NON_MEGATRON") == "true":
-        return Recognised(True, f"--host auto takes {NAME}: NON_MEGATRON is true")
+        return HostMatch(True, f"--host auto takes {NAME}: NON_MEGATRON is true")
     if not is_installed("megatron.training") and torch_version() in KNOWN_TORCH:
         reason = "megatron.training cannot be found, which the old route needs"
-        return Recognised(True, f"--host auto takes {NAME}: {reason}")
-    return Recognised(False)
+        return HostMatch(True, f"--host auto takes {NAME}: {reason}")
+    return HostMatch(False)
 
 
 def has_engine() -> bool:
@@ -65,9 +65,9 @@ _PACKAGE = "mindspeed_mm_dit.integrations.mindspeed_mm.native"
 
 KIND = HostKind(
     NAME,
-    lambda argv: later(f"{_PACKAGE}.host").attach(),
+    lambda argv: lazy_module(f"{_PACKAGE}.host").attach(),
     recognised,
     lambda argv: check_engine(),
     logs_steps="mindspeed_mm.fsdp.train.train_engine:TrainEngine.training_log",
-    config_of=lambda folder, world_size: later(f"{_PACKAGE}.run").yaml_of_config(folder, world_size),
+    config_of=lambda folder, world_size: lazy_module(f"{_PACKAGE}.run").yaml_of_config(folder, world_size),
 )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mindspeed_mm_dit.errors import PlatformError
-from mindspeed_mm_dit.integrations.mindspeed_mm.installed import ReliedOn, missing_from, where
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import ReliedOn, missing_from, package_folder
 
 NAME = "mindspeed-mm-native"
 """Value of --host."""
@@ -57,8 +57,8 @@ def check_engine(what: str = f"--host = {NAME}") -> None:
     """Raise PlatformError if the engine, which ``what`` requires, is missing or cannot run; does not import it."""
     import torch
 
-    mindspeed = where("mindspeed")
-    missing = [name for name in ("mindspeed_mm", "mindspeed") if where(name) is None]
+    mindspeed = package_folder("mindspeed")
+    missing = [name for name in ("mindspeed_mm", "mindspeed") if package_folder(name) is None]
     if missing or mindspeed is None:
         cure = "install MindSpeed-MM (it is not on PyPI), or leave --host out"
         raise PlatformError(what, f"{', '.join(missing)} cannot be found", cure)
@@ -86,4 +86,4 @@ def check_engine(what: str = f"--host = {NAME}") -> None:
 
 def trainer_script() -> Path:
     """Return the engine's entry script."""
-    return (where("mindspeed_mm") or Path("mindspeed_mm")) / TRAINER
+    return (package_folder("mindspeed_mm") or Path("mindspeed_mm")) / TRAINER

@@ -24,7 +24,7 @@ PREFIX = "bits_of_"
 _FLOATS = {torch.int32: torch.float32, torch.int64: torch.float64}
 
 
-def packed(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+def pack_bits(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     """Return a batch as tensors; floats of 32 or 64 bits become integers of the same bits, with PREFIX in the name."""
     tensors = {}
     for name, array in batch.items():
@@ -34,8 +34,8 @@ def packed(batch: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     return tensors
 
 
-def unpacked(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Invert :func:`packed`, on the device where the batch is now."""
+def unpack_bits(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Invert :func:`pack_bits`, on the device where the batch is now."""
     return {
         name.removeprefix(PREFIX): value.view(_FLOATS[value.dtype]) if name.startswith(PREFIX) else value
         for name, value in batch.items()
@@ -53,11 +53,11 @@ class Batches(IterableDataset):
         return self._size
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Yield batches, with floats as integers (:func:`packed`)."""
+        """Yield batches, with floats as integers (:func:`pack_bits`)."""
         batches = iter(self._stream)
         if self._count is None:
             atexit.register(batches.close)  # (the engine keeps the endless stream until Python unloads modules)
-        return map(packed, itertools.islice(batches, self._count))
+        return map(pack_bits, itertools.islice(batches, self._count))
 
 
 def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batches | None]:
@@ -75,7 +75,7 @@ def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batch
     return (held_out, None) if dataset_param.get("mm_data") == flags.mm_valid_data else (training, held_out)
 
 
-class OneBatch:
+class WholeBatchCollator:
     """A collator for the engine: the data set already makes whole batches."""
 
     def __init__(self, **_: Any) -> None:

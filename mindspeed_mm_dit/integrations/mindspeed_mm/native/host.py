@@ -19,7 +19,13 @@ from mindspeed_mm_dit import __version__, framework
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.framework.exits import USER_ERROR, end, launched_alone, raise_when_interrupted, written
+from mindspeed_mm_dit.framework.exits import (
+    USER_ERROR,
+    end,
+    raise_when_interrupted,
+    set_single_process_variables,
+    write_temporary_file,
+)
 from mindspeed_mm_dit.hosts.preflight import with_report
 from mindspeed_mm_dit.hosts.registry import Host, ModelType
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import run as commandline
@@ -27,7 +33,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import NAME, tra
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.terminal import logger, open_streams
 from mindspeed_mm_dit.training.loggers import tensorboard
-from mindspeed_mm_dit.training.loggers.registry import Guarded, Opening
+from mindspeed_mm_dit.training.loggers.registry import GuardedLogger, LoggerContext
 from mindspeed_mm_dit.training.resume import print_rank_0
 
 LOGGER = "mindspeed_mm.fsdp.train.train_engine"
@@ -38,27 +44,27 @@ _STEP = re.compile(rf"iteration +(\d+)/.*learning rate: {_NUMBER}.* loss: {_NUMB
 _VALIDATION = re.compile(rf"validation after iteration (\d+) .*validation loss: {_NUMBER}")
 
 
-class Curves(logging.Handler):
+class TensorBoardHandler(logging.Handler):
     """Writes each logged step and validation to event files in ``folder``, which begin with the first of them."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
         self._folder = folder
-        self._scalars: Guarded | None = None
+        self._scalars: GuardedLogger | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         """Extract the numbers from a line, and write them."""
-        logged = numbers_of(record.getMessage())
+        logged = parse_line(record.getMessage())
         if logged is None:
             return
         iteration, values = logged
         if self._scalars is None:
             config = tensorboard.TensorBoardConfig(self._folder)
-            self._scalars = Guarded(tensorboard.KIND, config, Opening(iteration - 1, self._folder, {}))
+            self._scalars = GuardedLogger(tensorboard.KIND, config, LoggerContext(iteration - 1, self._folder, {}))
         self._scalars.add(iteration, values)
 
 
-def numbers_of(line: str) -> tuple[int, dict[str, float]] | None:
+def parse_line(line: str) -> tuple[int, dict[str, float]] | None:
     """Return the iteration of a logged line, and its scalars by the names that all hosts use; None for other lines."""
     if step := _STEP.search(line):
         values = {"train/learning_rate": step[2], "train/loss": step[3], "train/grad_norm": step[4]}
@@ -73,7 +79,7 @@ def install_hooks() -> None:
     register_optimizer_step_pre_hook(_step)
     folder = current().flags.parts["tensorboard_dir"]
     if folder is not None and framework.runtime.rank() == 0:
-        logging.getLogger(LOGGER).addHandler(Curves(folder))
+        logging.getLogger(LOGGER).addHandler(TensorBoardHandler(folder))
 
 
 def _step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -129,7 +135,7 @@ class NativeEngine(Host):
 def attach() -> NativeEngine:
     """Set the environment that the engine needs, and return the host."""
     os.environ["NON_MEGATRON"] = "true"  # (MindSpeed-MM reads it while it is imported)
-    launched_alone()
+    set_single_process_variables()
     raise_when_interrupted()  # (during training MindSpeed-MM handles signals itself)
     return NativeEngine()
 
@@ -155,7 +161,7 @@ def _written(args: RunConfig) -> Path:
     content = commandline.yaml_for(args, framework.runtime.world_size())
     for flag in commandline.without_effect(args) if framework.runtime.rank() == 0 else ():
         logger.warning(f"note: {flag} is a flag of the standalone host; the native engine does not know it")
-    return written("native.yaml", commandline.as_text(content))
+    return write_temporary_file("native.yaml", commandline.as_text(content))
 
 
 COMMAND = "mindspeed_mm_dit.hosts.native"

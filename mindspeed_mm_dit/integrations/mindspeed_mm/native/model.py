@@ -20,7 +20,7 @@ from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.exits import end
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import unpacked
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import unpack_bits
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import Run, current
 from mindspeed_mm_dit.integrations.mindspeed_mm.real_memory import real_memory
 from mindspeed_mm_dit.models import registry
@@ -34,7 +34,7 @@ class NativeModel(BaseModel):
     def _from_config(cls, config: Any) -> nn.Module:
         """Return the model without weights; :meth:`TrainedPredictor.init_weights` or a checkpoint supplies them."""
         try:
-            current().meet()
+            current().join_ranks()
             return build(current())
         except UserError as error:
             end(error)
@@ -48,7 +48,7 @@ class NativeModel(BaseModel):
 
 
 @dataclass
-class Scored(ModelOutput):
+class LossOutput(ModelOutput):
     """The output of a forward pass."""
 
     loss: Tensor | None = None
@@ -67,11 +67,11 @@ class TrainedPredictor(nn.Module):
             self.__dict__[tree] = predictor.__dict__[tree]
         self.composite, self.run = (composite,), run
 
-    def forward(self, use_cache: bool = False, **batch: Tensor) -> Scored:
+    def forward(self, use_cache: bool = False, **batch: Tensor) -> LossOutput:
         """Return the mean loss of a micro-batch that was packed by ``data.packed``; ``use_cache`` has no effect."""
         with torch.autocast(next(iter(batch.values())).device.type, torch.bfloat16, enabled=self.run.autocast):
-            losses = self.composite[0](**unpacked(batch))  # (B,)
-        return Scored(loss=losses.mean())
+            losses = self.composite[0](**unpack_bits(batch))  # (B,)
+        return LossOutput(loss=losses.mean())
 
     def init_weights(self) -> None:
         """Fill the model, sharded or not (the engine calls this for a model that it built on the meta device)."""

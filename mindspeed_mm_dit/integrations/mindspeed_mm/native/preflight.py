@@ -9,7 +9,7 @@ from typing import Any
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
-from mindspeed_mm_dit.configs.tuning import tuning_of_run
+from mindspeed_mm_dit.configs.tuning import run_tuning
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.preflight import check_configs, check_outputs, host_facts, log_data_set
 from mindspeed_mm_dit.integrations.formats.families import FAMILIES
@@ -82,14 +82,14 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     host = dataclasses.replace(
         host_facts(),
         name="MindSpeed-MM's native engine",
-        shares_sequences=True,
+        has_context_parallel=True,
         bf16_modes=modes,
         check_sharding=lambda mm: _check_patterns(read, mm),
         mm_model="model.mm_model",
         mm_data="data.dataset_param.mm_data",
     )
     bf16 = flags.bf16 and fsdp2 is None  # (with FSDP2 the yaml's param_dtype decides)
-    mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, tuning_of_run(flags, flags.init_from))
+    mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, run_tuning(flags, flags.init_from))
     check_restorable(dataclasses.replace(flags, mm=mm))
     if read.training.save_format == HF and mm.model.predictor.model_id not in FAMILIES and not adapters_of(mm.model):
         reason = f"diffusers has no {mm.model.predictor.model_id}"

@@ -9,7 +9,7 @@ from mindspeed_mm.fsdp.utils.register import data_register, model_register
 
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import checkpoints
-from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import OneBatch, datasets
+from mindspeed_mm_dit.integrations.mindspeed_mm.native.data import WholeBatchCollator, datasets
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import install_hooks
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.model import NativeModel, inject_our_adapters
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
@@ -31,7 +31,7 @@ def register() -> None:
             raise ConfigError(name, f"is taken by {_name(registered)}", "unload the other plugin (training.plugin)")
     model_register.register(MODEL_ID)(NativeModel)
     data_register.register(DATA_ID)(datasets)
-    DATA_COLLATOR[COLLATOR_ID] = OneBatch
+    DATA_COLLATOR[COLLATOR_ID] = WholeBatchCollator
     checkpoints.replace()
     if current().flags.lora_target_modules:
         inject_our_adapters()

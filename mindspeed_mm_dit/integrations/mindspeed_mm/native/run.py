@@ -40,13 +40,13 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
     yaml_of,
 )
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.training.flags import ignored_flags, words_of
+from mindspeed_mm_dit.training.flags import ignored_flags, to_command_line
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.loggers import tensorboard
 from mindspeed_mm_dit.training.loop import LearningRate
-from mindspeed_mm_dit.training.progress import Progress, claimed_save, open_progress
-from mindspeed_mm_dit.training.pytorch.stepper import Trained
-from mindspeed_mm_dit.training.resume import First, Start, find_start, first_weights, print_rank_0
+from mindspeed_mm_dit.training.progress import Progress, locked_save_folder, open_progress
+from mindspeed_mm_dit.training.pytorch.stepper import TrainedState
+from mindspeed_mm_dit.training.resume import InitialWeights, ResumePoint, find_resume_point, first_weights, print_rank_0
 from mindspeed_mm_dit.training.signals import Stop, StopRequest
 
 
@@ -97,7 +97,7 @@ def as_text(content: dict[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, width=110)
 
 
-class SavedAs(Trained):
+class CheckpointState(TrainedState):
     """The trained state, with an optional dtype for the weights in checkpoints."""
 
     dtype: torch.dtype | None = None
@@ -117,15 +117,15 @@ class Run:
         self.flags, self.recomputed, self._lr_plan, self.exports = flags, recomputed, lr_plan, exports
         self.model: Any = None
         """The ``TrainedPredictor``, once it is built."""
-        self.start: Start | None = None
+        self.start: ResumePoint | None = None
         """The checkpoint from which it resumes, known once the ranks have met."""
-        self.first = First(None)
+        self.first = InitialWeights(None)
         """The initial weights."""
         self.meeting = contextlib.ExitStack()
         """Contexts that end when the ranks have met."""
         self._run_contexts = contextlib.ExitStack()
 
-    def meet(self) -> None:
+    def join_ranks(self) -> None:
         """Synchronize the ranks, lock the checkpoint folder, and find the start iteration and initial weights.
 
         Raises:
@@ -137,8 +137,8 @@ class Run:
             flags.micro_batch_size, flags.global_batch_size, flags.context_parallel_size
         )
         self._stop = self._run_contexts.enter_context(StopRequest(flags.exit_duration_in_mins))
-        self._save_lock = self._run_contexts.enter_context(claimed_save(flags))
-        self.start = find_start(flags, torch_dcp)
+        self._save_lock = self._run_contexts.enter_context(locked_save_folder(flags))
+        self.start = find_resume_point(flags, torch_dcp)
         self.first = first_weights(flags, self.start)
         self.flags = dataclasses.replace(flags, mm=dataclasses.replace(flags.mm, base=self.first.base))
 
@@ -150,10 +150,10 @@ class Run:
         return int(self.start.facts.get("consumed_samples", self.start.iteration * self.flags.global_batch_size))
 
     @functools.cached_property
-    def trained(self) -> SavedAs:
+    def trained(self) -> CheckpointState:
         """The trained state; first used once the model is sharded over the ranks."""
         declared = self.model.composite[0].declared
-        return SavedAs(self.model, declared, self.flags, {name: self._scale_of(name) for name in declared})
+        return CheckpointState(self.model, declared, self.flags, {name: self._scale_of(name) for name in declared})
 
     def _scale_of(self, name: str) -> float:
         """Return the factor of a parameter's learning rate: the first match in lr_scaling_plan."""
@@ -163,7 +163,7 @@ class Run:
     def progress(self) -> Progress:
         """The run's progress, and saving and loading it; all ranks must use it for the first time together."""
         progress = open_progress(self.flags, self.trained, torch_dcp, self._save_lock, self.start)
-        progress.words = words_of(self.flags)
+        progress.words = to_command_line(self.flags)
         return progress
 
     def step(self) -> None:
@@ -186,7 +186,7 @@ class Run:
     def autocast(self) -> bool:
         """Whether matrix products cast their inputs to bfloat16 (with FSDP2 ``param_dtype`` does it)."""
         precision = self.flags.mm.precision
-        return precision is not None and precision.way == "autocast"
+        return precision is not None and precision.mode == "autocast"
 
 
 _current: Run | None = None

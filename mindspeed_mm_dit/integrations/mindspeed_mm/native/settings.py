@@ -12,9 +12,9 @@ from mindspeed_mm_dit.configs.arguments import checked
 from mindspeed_mm_dit.configs.files import read_yaml
 from mindspeed_mm_dit.configs.flag import positive_int, rows_of, unsigned_int
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.run import RunConfig, rows
-from mindspeed_mm_dit.configs.tuning import FineTuning, without_lists
+from mindspeed_mm_dit.configs.tuning import FineTuning, expand_lists
 from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
 from mindspeed_mm_dit.integrations.mindspeed_mm.flags import check_supported, native_keys
 from mindspeed_mm_dit.optimizers.registry import settings as optimizer_settings
@@ -134,7 +134,7 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
     values = flags.flags()
     for key, flag in FLAGS.items():
         value = CALLED[key].get(values[flag], values[flag]) if key in CALLED else values[flag]
-        value = without_lists(value) if key in _PATTERNS else value
+        value = expand_lists(value) if key in _PATTERNS else value
         if value not in (None, (), []) and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has set it)
             put(content, key, value)
     groups = world_size // flags.context_parallel_size  # data-parallel groups
@@ -216,7 +216,7 @@ def recomputed(read: Any) -> list[str]:
 def patterns(paths: Iterable[str]) -> list[str]:
     """Return paths of fsdp2.yaml in the engine's form: relative to the predictor, without lists in braces."""
     # (the whole predictor is the root, which is always wrapped)
-    return [path.removeprefix(ROOT) for path in without_lists(paths) if path.startswith(ROOT)]
+    return [path.removeprefix(ROOT) for path in expand_lists(paths) if path.startswith(ROOT)]
 
 
 def put(content: dict[str, Any], key: str, value: Any) -> None:
@@ -285,7 +285,7 @@ def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str
         key = f"{prefix}{name}"
         if name not in known and name not in ours:
             raise ConfigError(
-                f"{path}: {key} = {short_repr(value)}", "unknown key", nearest(str(name), [*known, *ours])
+                f"{path}: {key} = {shorten_repr(value)}", "unknown key", nearest(str(name), [*known, *ours])
             )
         kind = known.get(name)
         if not hasattr(kind, "model_fields") or key in OPEN:
@@ -299,7 +299,7 @@ def _check_ranks(size: Any, ranks: int, path: str) -> None:
     """Raise ConfigError unless ``ranks`` can be divided into copies of the weights on ``size`` ranks each."""
     if size is None or size == "auto":
         return
-    what, cure = f"{path}: {SHARDS} = {short_repr(size)}", "write auto, or a divisor of the number of ranks"
+    what, cure = f"{path}: {SHARDS} = {shorten_repr(size)}", "write auto, or a divisor of the number of ranks"
     if not str(size).isdecimal() or not int(size):
         raise ConfigError(what, "is no number of ranks", cure)
     if ranks % int(size):
@@ -332,7 +332,7 @@ def _key(parts: Sequence[str | int]) -> str:
 
 def written(value: Any) -> str:
     """Return a value as it is written in a yaml."""
-    return {"None": "null", "True": "true", "False": "false"}.get(text := short_repr(value), text)
+    return {"None": "null", "True": "true", "False": "false"}.get(text := shorten_repr(value), text)
 
 
 def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> RunConfig:

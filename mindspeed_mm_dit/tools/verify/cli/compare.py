@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.limits import LARGEST, check_between
+from mindspeed_mm_dit.configs.limits import MAX_INT64, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.configs.strict import read_json
@@ -113,7 +113,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     model = load_model_config(args.model)
     model.require_labelled_images(f"--model = {args.model}")
     check_model_fits(model, MemoryLimit("this machine", host_memory_bytes()))
-    check_between("--seed", args.seed, 0, LARGEST)
+    check_between("--seed", args.seed, 0, MAX_INT64)
     if args.steps < 0 or args.sample_steps < 0:
         raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps}", "must not be negative")
     if args.sample_steps:

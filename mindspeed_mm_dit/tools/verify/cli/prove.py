@@ -15,14 +15,14 @@ from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework import activate
-from mindspeed_mm_dit.hosts.registry import named
+from mindspeed_mm_dit.hosts.registry import host_by_name
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.page import proof_lines, write_proof, write_proof_of_run
 from mindspeed_mm_dit.tools.verify.past_run import PublishedRun, write_card
 from mindspeed_mm_dit.tools.verify.processes import interpreters
 from mindspeed_mm_dit.tools.verify.proof import Config, open_config, prove
 from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, Layout, chosen
-from mindspeed_mm_dit.training.flags import parse, quiet
+from mindspeed_mm_dit.training.flags import parse, without_outputs
 
 MAX_STEPS = 1000
 """Maximum number of steps; one step shows almost every fault."""
@@ -119,7 +119,7 @@ def _preflighted(config: Config) -> Config:
     from mindspeed_mm_dit.hosts.preflight import preflight
 
     activate("pytorch")  # which computes the float64 reference
-    mm = preflight(quiet(parse(list(config.task(Layout("float64 reference"), "reference").flags)))).mm
+    mm = preflight(without_outputs(parse(list(config.task(Layout("float64 reference"), "reference").flags)))).mm
     return replace(config, about={**config.about, "data": mm.data_digest})
 
 
@@ -135,7 +135,7 @@ def _missing_hosts(layouts: Sequence[Layout]) -> dict[str, UserError]:
     reasons = {}
     for host in {layout.host for layout in layouts}:
         try:
-            named(host).needs(["--host", host])
+            host_by_name(host).needs(["--host", host])
         except UserError as error:
             reasons[host] = error
     return reasons

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.tools.verify.past_run import PastRun
-from mindspeed_mm_dit.training.flags import quiet
+from mindspeed_mm_dit.training.flags import without_outputs
 
 DESCRIPTION = """Find out why a loss became NaN or infinite: recompute one step of a run from the checkpoint before it.
 All random numbers are functions of the sample index, so on the same number of ranks the loss is the one that was
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         reason = f"is needed: {past.root} has no record of a step that was not finite"
         raise ConfigError("--iteration", reason, "name the step to recompute")
     checkpoint = past.before(iteration)
-    flags = quiet(past.flags(checkpoint, args.flags))
+    flags = without_outputs(past.flags(checkpoint, args.flags))
     if iteration > flags.train_iters:
         raise ConfigError(f"--iteration = {iteration}", f"the run has --train-iters {flags.train_iters}")
     if flags.ai_framework != "pytorch":

@@ -19,13 +19,13 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.state import check_names
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_npz
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 from mindspeed_mm_dit.framework import ops, optim, runtime
-from mindspeed_mm_dit.integrations.formats.config_json import check_claimed_sizes
+from mindspeed_mm_dit.integrations.formats.config_json import check_declared_sizes
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.optimizers.muon import QUINTIC, SMALLEST_NORM, MuonConfig, change, orthogonalised, scale_of
+from mindspeed_mm_dit.optimizers.muon import MIN_NORM, QUINTIC, MuonConfig, change, orthogonalize, scale_of
 from mindspeed_mm_dit.tools.verify.table import FORWARD, GRADIENTS, Bound, Quantity, Rows, UnknownQuantity
 
 Tensor = Any
@@ -63,7 +63,7 @@ class ReferenceArrays(dict[str, np.ndarray]):
         """Return the whole numbers in ``config`` by ``names``."""
         numbers = self["config"]
         if numbers.shape != (len(names),) or numbers.dtype.kind not in "iu":
-            what = f"--reference: config = {short_repr(numbers.tolist())}"
+            what = f"--reference: config = {shorten_repr(numbers.tolist())}"
             raise CheckpointError(what, f"must be {len(names)} whole numbers: {', '.join(names)}", FORMAT)
         return dict(zip(names, numbers.tolist()))
 
@@ -99,7 +99,7 @@ def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
         config: Any = from_mapping(kind, sizes, what)
     except ConfigError as error:
         raise CheckpointError(error.what, error.reason, error.cure) from None
-    check_claimed_sizes(config, what)
+    check_declared_sizes(config, what)
     return config
 
 
@@ -290,7 +290,7 @@ class Muon:
             raise ConfigError(f"{flag} = {path}", "a file of an optimizer's steps has no network", "leave it out")
         self.arrays = arrays
         a, b, c = arrays.get("ns_coefficients", np.array(QUINTIC)).tolist()
-        self._quintic, self._eps = (a, b, c), float(arrays.get("eps", SMALLEST_NORM))
+        self._quintic, self._eps = (a, b, c), float(arrays.get("eps", MIN_NORM))
         self._steps = int(arrays.get("ns_steps", np.array(5)))
 
     def states(self, run: str, matrix: str, parts: str | None) -> np.ndarray:
@@ -340,7 +340,7 @@ class Muon:
 
     def _each(self, x: Any, parts: int, steps: int) -> np.ndarray:
         matrices = ops.reshape(x, (parts, x.shape[0] // parts, x.shape[1]))
-        return ops.numpy(ops.reshape(orthogonalised(matrices, steps, self._quintic, self._eps), tuple(x.shape)))
+        return ops.numpy(ops.reshape(orthogonalize(matrices, steps, self._quintic, self._eps), tuple(x.shape)))
 
 
 _STEPS = Bound(

@@ -13,17 +13,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from mindspeed_mm_dit.checkpoint.formats import FORMATS, of_source
-from mindspeed_mm_dit.checkpoint.state import predictor_of, shapes_of
+from mindspeed_mm_dit.checkpoint.formats import FORMATS, format_of_source
+from mindspeed_mm_dit.checkpoint.state import infer_predictor, shapes_of
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, mu_of
 from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.joint import pack
-from mindspeed_mm_dit.models.layers import as_tokens
-from mindspeed_mm_dit.models.positions import rotary_of_places
-from mindspeed_mm_dit.models.qwen_image import places
+from mindspeed_mm_dit.models.layers import to_tokens
+from mindspeed_mm_dit.models.positions import rotary_at_positions
+from mindspeed_mm_dit.models.qwen_image import token_positions
 from mindspeed_mm_dit.models.registry import network_of
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory
@@ -179,7 +179,7 @@ class Flux2Family(Family):
         return [self.arrays.tensor("text")[:number], *self.embedded(guidance, number)]
 
     def like_theirs(self, output: Tensor) -> Tensor:
-        return as_tokens(output)
+        return to_tokens(output)
 
     def mu(self, tokens: int, steps: int) -> float:
         return flux2_mu(tokens, steps)
@@ -196,8 +196,8 @@ def network_in(path: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
     what = f"--checkpoint = {path}"
     if not path.is_file() and not diffusers_folder.fits(path):
         raise CheckpointError(what, "is no folder of diffusers: it has no config.json", FORMAT)
-    state = FORMATS[of_source(path)].read(path)
-    config = predictor_of(shapes_of(state.weights), state.facts, state.predictor)
+    state = FORMATS[format_of_source(path)].read(path)
+    config = infer_predictor(shapes_of(state.weights), state.facts, state.predictor)
     if not isinstance(config, JointConfig):
         raise CheckpointError(what, f"is a {config.model_id!r}, not an image transformer", FORMAT)
     return config, state.weights
@@ -341,7 +341,7 @@ class ImageTransformer:
     def at_positions(self, x: Tensor, positions: np.ndarray) -> Tensor:
         """Return the output for tokens ``x``, with text and image at ``positions`` (L + N, axes)."""
         config: Any = self.config
-        tables = ops.tensor(rotary_of_places(positions, config.axes_dims_rope, config.rope_theta))
+        tables = ops.tensor(rotary_at_positions(positions, config.axes_dims_rope, config.rope_theta))
         _, t, (text, *rest) = self.inputs
         inputs = (x, t, text, *rest)
         split = 4 if self.config.model_id in ("flux", "qwen_image") else 3
@@ -354,7 +354,7 @@ class ImageTransformer:
 
     def with_references(self) -> Tensor:
         """Return the output with tokens of other images after those of the image."""
-        x, tokens = as_tokens(self.inputs[0]), self.arrays["reference/tokens"]
+        x, tokens = to_tokens(self.inputs[0]), self.arrays["reference/tokens"]
         tokens = np.concatenate([tokens, tokens[::-1]])  # (the second image is the first, its tokens backwards)
         more = ops.tensor(np.broadcast_to(tokens, (self.number, *tokens.shape)).astype(np.float32))
         ids = [self.arrays[key] for key in ("txt_ids", "img_ids", "reference/img_ids")]
@@ -364,14 +364,14 @@ class ImageTransformer:
         """Return the output for the tokens of an image, followed by those of another."""
         grids = [(int(h), int(w)) for _, h, w in self.arrays["edit/img_shapes"]]
         x = ops.cat([pack(self.family.images(self.arrays.tensor(key))) for key in ("latents", "edit/reference")], 1)
-        return self.at_positions(x, places(self.arrays["text"].shape[1], grids))
+        return self.at_positions(x, token_positions(self.arrays["text"].shape[1], grids))
 
     def angles(self, edit: str | None, of: str) -> np.ndarray:
         """Return the rotary angles of text or images, in (-pi, pi]."""
         shapes = self.arrays["edit/img_shapes"] if edit else self.arrays["img_shape"][None]
         L = self.arrays["text"].shape[1]
-        positions = places(L, [(int(h), int(w)) for _, h, w in shapes])
-        cos, sin = rotary_of_places(positions, self.config.axes_dims_rope)  # type: ignore[attr-defined]
+        positions = token_positions(L, [(int(h), int(w)) for _, h, w in shapes])
+        cos, sin = rotary_at_positions(positions, self.config.axes_dims_rope)  # type: ignore[attr-defined]
         angles = np.arctan2(sin.astype(np.float64), cos)
         return angles[:L] if of == "text" else angles[L:]
 

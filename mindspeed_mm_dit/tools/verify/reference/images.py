@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
@@ -135,7 +135,7 @@ class LabelledImages:
 
     def network_of(self, flags: Mapping[str, Any]) -> DiTConfig:
         """Return the config of the network in ``config``, with ``flags``."""
-        what = f"--reference: config = {short_repr(self.arrays['config'].tolist())}"
+        what = f"--reference: config = {shorten_repr(self.arrays['config'].tolist())}"
         config: DiTConfig = config_of(DiTConfig, {**self.arrays.sizes(self.sizes), **flags}, what)
         return config
 
@@ -227,7 +227,9 @@ class RecipeFile(LabelledImages):
         """Return a number of the ``.pt``."""
         value = self.setting(*keys)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise CheckpointError(self._checkpoint, f"{'/'.join(keys)} = {short_repr(value)} must be a number", FORMAT)
+            raise CheckpointError(
+                self._checkpoint, f"{'/'.join(keys)} = {shorten_repr(value)} must be a number", FORMAT
+            )
         return float(value)
 
 

@@ -16,16 +16,16 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.lora import Adapter
 from mindspeed_mm_dit.configs.dit import DiTConfig
-from mindspeed_mm_dit.configs.limits import short_repr
+from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.integrations.formats import lora_files, rules
-from mindspeed_mm_dit.integrations.formats.config_json import check_claimed_sizes, dit_of
+from mindspeed_mm_dit.integrations.formats.config_json import check_declared_sizes, read_dit_config
 from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_frequencies
 from mindspeed_mm_dit.integrations.formats.families import DIT_RULES
-from mindspeed_mm_dit.integrations.formats.lora_names import in_diffusers
+from mindspeed_mm_dit.integrations.formats.lora_names import diffusers_rules
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
 from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify, with_adapters
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
@@ -222,10 +222,10 @@ class DiTBase(BaseNetwork):
     def fresh(self) -> Any:
         folder = self.file.folder / self.group
         section, what = read_json(folder / "config.json", "--lora"), f"{folder}/config.json"
-        config, norm_eps = dit_of(section, folder), section.get("norm_eps", 1e-5)
-        check_claimed_sizes(config, what)
+        config, norm_eps = read_dit_config(section, folder), section.get("norm_eps", 1e-5)
+        check_declared_sizes(config, what)
         if not isinstance(norm_eps, float):
-            raise CheckpointError(f"{what}: norm_eps = {short_repr(norm_eps)}", "must be a number", FORMAT)
+            raise CheckpointError(f"{what}: norm_eps = {shorten_repr(norm_eps)}", "must be a number", FORMAT)
         arrays = read_safetensors_file(folder / "diffusion_pytorch_model.safetensors")[0]
         network, values = DiffusersDiT(config, norm_eps), _from_diffusers(arrays)
         initial = {name: ops.numpy(p) for name, p in network.named_parameters()}
@@ -314,7 +314,7 @@ class LoraValues:
         """Return the norm of the gradient of an A or B by its name in the file; its layer may be a part of ours."""
         layer, _, matrix = parameter.removesuffix(".weight").rpartition(".")
         base, adapter = self.base(name), self.adapter(name)
-        for ours, (_, theirs, _) in in_diffusers(adapter.layers).items():
+        for ours, (_, theirs, _) in diffusers_rules(adapter.layers).items():
             if layer in theirs and matrix in ("lora_A", "lora_B"):
                 gradient = self.step(name).gradients[f"{base.prefix}{ours}.{matrix}.weight"]
                 return norm(_part(gradient, adapter.layers[ours].up, matrix, theirs.index(layer), len(theirs)))

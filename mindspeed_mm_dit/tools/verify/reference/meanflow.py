@@ -12,7 +12,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.diffusion import MeanFlowConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, integrate, interval, with_equal
+from mindspeed_mm_dit.objectives.mean_flow.objective import even_times, integrate, interval, set_equal_times
 from mindspeed_mm_dit.objectives.mean_flow.process import MeanFlow
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FileKind,
@@ -76,7 +76,7 @@ class MeanFlowFile(RecipeFile):
         config = MeanFlowConfig(self.number("args", "P_mean"), self.number("args", "P_std"))
         ends = interval(config, self.arrays["time/z"].astype(np.float64))
         alike = np.arange(len(ends)) < int(self.number("args", "data_proportion") * len(ends))
-        return with_equal(ends, alike).astype(np.float32)[:, "tr".index(name)]
+        return set_equal_times(ends, alike).astype(np.float32)[:, "tr".index(name)]
 
     def chain(self, steps: str) -> Tensor:
         """Return the last state of a sampling loop, over the file's times or even ones."""

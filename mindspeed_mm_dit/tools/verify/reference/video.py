@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from einops import rearrange
 
-from mindspeed_mm_dit.checkpoint.formats import preferred, read_weights
+from mindspeed_mm_dit.checkpoint.formats import read_weights, select_tree
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.configs.limits import check_between
@@ -25,7 +25,7 @@ from mindspeed_mm_dit.data.clip_reader import covering_size_of_mindspeed_mm, fit
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
-from mindspeed_mm_dit.integrations.formats.single_files import trees_of
+from mindspeed_mm_dit.integrations.formats.single_files import extract_trees
 from mindspeed_mm_dit.models.video_transformer import CustomDiT, Wan
 from mindspeed_mm_dit.objectives.wan_flow.objective import batch
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow
@@ -187,7 +187,7 @@ def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
     content = read_torch_file(path)
     config = content.get("config")
     settings = {k: v for k, v in config.items() if not str(k).startswith("_")} if isinstance(config, Mapping) else {}
-    return preferred(trees_of(content, path), use_ema=False), settings
+    return select_tree(extract_trees(content, path), use_ema=False), settings
 
 
 STEP_LR = 1e-3

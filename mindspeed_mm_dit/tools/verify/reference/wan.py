@@ -20,10 +20,10 @@ from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
-from mindspeed_mm_dit.models.frames import grey_between
+from mindspeed_mm_dit.models.frames import grey_clip_latents
 from mindspeed_mm_dit.models.video_transformer import Wan
 from mindspeed_mm_dit.objectives.flow import ode
-from mindspeed_mm_dit.objectives.guidance import Guidance, by_noise_level, guided_network
+from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network, switch_experts
 from mindspeed_mm_dit.objectives.wan_flow.objective import euler_sigmas
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, unipc
 from mindspeed_mm_dit.tools.verify.reference.file import (
@@ -138,7 +138,7 @@ class WanFile:
         images = [self.arrays.tensor(name) for name in ("image", *(["last_image"] if last else []))]
         autoencoder = TextToVideo(self.arrays, self.weights).autoencoder
         frames = 1 if self.by_token else int(self.arrays["num_frames"])
-        latents = ops.numpy(autoencoder.scaled(evaluate(grey_between, autoencoder, images, frames)))
+        latents = ops.numpy(autoencoder.scaled(evaluate(grey_clip_latents, autoencoder, images, frames)))
         if self.by_token:
             return latents
         mask = FirstFrame(latents.shape[1:], 4, bool(last)).mask(latents.shape[2])[None, :, :, None, None]
@@ -193,7 +193,7 @@ class WanFile:
         scales = (first, first if group.endswith("one_guidance") else float(arrays.get("guidance_2", first)))
         sides = [ops.tensor(text), *extra], [ops.tensor(negative), *extra]
         model_fns = [guided_network(self.network(name), *sides, Guidance(s)) for name, s in zip(self.experts, scales)]
-        return model_fns[0] if len(model_fns) == 1 else by_noise_level(float(arrays["boundary_ratio"]), *model_fns)
+        return model_fns[0] if len(model_fns) == 1 else switch_experts(float(arrays["boundary_ratio"]), *model_fns)
 
     def _chain(self, group: str) -> list[np.ndarray]:
         """Return the state after each step."""
