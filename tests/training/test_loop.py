@@ -42,7 +42,7 @@ class Device:
 
     def read_later(self, values):
         self.events.append(f"copy {len(values)}")
-        return SimpleNamespace(is_there=lambda: False, wait=lambda: self.events.append("wait") or values)
+        return SimpleNamespace(is_ready=lambda: False, wait=lambda: self.events.append("wait") or values)
 
 
 class Progress:

@@ -82,7 +82,7 @@ def run(monkeypatch):
         monkeypatch.setattr(runtime, "rank", lambda: rank)
         monkeypatch.setattr(runtime, "world_size", lambda: ranks)
         monkeypatch.setattr(
-            runtime, "read_later", lambda values: SimpleNamespace(is_there=lambda: is_idle, wait=lambda: values)
+            runtime, "read_later", lambda values: SimpleNamespace(is_ready=lambda: is_idle, wait=lambda: values)
         )
         monkeypatch.setattr(runtime, "mean_over_hosts", lambda values: values / 2)
         args = run_config(**{**FLAGS, **flags})
