@@ -110,7 +110,8 @@ from mindspeed_mm_dit.framework import ops, runtime
 runtime.initialize("gloo", 2, 8)
 rank, mean = runtime.rank(), runtime.mean_over_ranks([ops.tensor(np.float32(runtime.rank()))])[0]
 print("RANK", rank, runtime.world_size(), float(mean.asnumpy()), runtime.any_over_ranks(rank == 1),
-      runtime.any_over_ranks(False), runtime.each_any_over_ranks([False, rank == 1]), runtime.num_microbatches(), flush=True)
+      runtime.any_over_ranks(False), runtime.each_any_over_ranks([False, rank == 1]),
+      runtime.num_microbatches(), flush=True)
 runtime.barrier()
 runtime.shutdown()
 """

@@ -41,8 +41,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @functools.cache
 def onednn_is_faster() -> bool:
     """Return whether this is a CPU whose AVX-512 MKL leaves unused; known on Linux only."""
-    # 1.7 times as fast a step on AMD's Zen 5, 1.04 times on Zen 4 (benchmarks/results/2026-11-22-train_throughput.md,
-    # 2026-11-28-cpu_tuning.md).
+    # A step is 1.7 times as fast on one AMD EPYC, 1.04 times on a Zen 4 (results/2026-11-22-train_throughput.md and
+    # 2026-11-28-cpu_tuning.md in benchmarks).
     cpu = Path("/proc/cpuinfo")
     return (
         platform.machine() == "x86_64"
