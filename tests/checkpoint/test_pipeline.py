@@ -53,7 +53,9 @@ def test_layer_answers_alike_at_the_timesteps_of_its_chain():
     weight = np.random.default_rng(1).standard_normal((16, 256))
     visited, every = diffusers_dit.ddim_timesteps(1000), np.arange(1000)
     assert visited[:3].tolist() == [0, 20, 40] and len(visited) == 50
-    changed = weight @ diffusers_dit.conversion_matrix(visited).T
+    weights = {diffusers_dit.LAYER: weight, diffusers_dit.TABLE: np.zeros((3, 2))}
+    changes = diffusers_dit.Changes(tuple(visited.tolist()), 2)
+    changed = diffusers_dit.convert_for_pipeline(weights, changes)[diffusers_dit.LAYER]
     ours, theirs = timestep_frequencies(256), diffusers_dit.diffusers_frequencies()
     wanted = diffusers_dit.sinusoids(every, ours) @ weight.T
     found = diffusers_dit.sinusoids(every, theirs) @ changed.T
