@@ -12,7 +12,7 @@ START = np.random.default_rng(0).standard_normal((4, 2, 3, 3)).astype(np.float32
 
 @pytest.fixture
 def flow(framework):
-    """The rooms of tensors: ode and sde."""
+    """The modules of tensors: ode and sde."""
     from mindspeed_mm_dit.objectives.flow import ode, sde
 
     return ode, sde
@@ -111,6 +111,13 @@ def test_sde_ends_with_the_spread_of_the_data(framework, flow, form, last_step):
     )
     *_, end = walked
     assert ops.numpy(end).std() == pytest.approx(2.0, rel=0.04)
+
+
+def test_heun_step_of_sde_is_its_second_order_series(framework, flow):
+    sde, x, t = flow[1], framework.ops.tensor(START), np.full(len(START), 0.5)
+    equation = sde.Sde(lambda x, _: (-x, 0 * x), PATHS["linear"], sde.DiffusionCoefficient())
+    stepped = framework.ops.numpy(sde.heun(equation, x, t, 0.1, 0 * x))
+    np.testing.assert_allclose(stepped, (1 - 0.1 + 0.1**2 / 2) * START, rtol=1e-6)
 
 
 def test_impossible_diffusion_is_refused(flow):

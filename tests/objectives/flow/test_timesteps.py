@@ -131,6 +131,11 @@ def test_losses_of_velocities_are_weighted_as_in_diffusers(weight, of):
     assert config.eps[0] == (1e-3 if weight == "sigma_sqrt" else 0)  # the lowest of diffusers' 1,000 noise levels
 
 
+def test_losses_of_noise_weigh_as_the_velocities_they_imply():
+    config, t = FlowMatchingConfig(prediction_type="noise", loss_weight="velocity"), np.array([0.25, 0.5, 0.875])
+    np.testing.assert_allclose(coefficients(config, t)[:, -1], t**-2, rtol=1e-6)  # v = x / t - noise / t
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
