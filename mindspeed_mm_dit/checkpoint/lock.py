@@ -2,8 +2,9 @@
 
     .claim    the locked file; it holds whose run it is
 
-The operating system holds the lock (flock): it ends with the process, however that ends, and NFS, Lustre, CephFS and
-GPFS hold it between machines. On a file system without such locks a run saves with a warning.
+The operating system holds the lock (flock): it ends with the process, however that ends. Whether it also holds
+between machines is up to the file system: NFS does by Linux's documentation, Lustre if it is mounted with ``flock`` and
+not with ``localflock`` (tested here on local disks only). On a file system without locks a run saves with a warning.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ class FolderLock:
             raise ConfigError(
                 f"--save = {self._folder}", f"cannot be written to: {error}", "choose another --save"
             ) from None
+        # A copy in a process that reads data would hold the lock for as long as that process outlives this one.
+        os.register_at_fork(after_in_child=self._close)
         atexit.register(self.release)
 
     def renew(self) -> None:

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.limits import Between, Positive, Probability, Sect
 from mindspeed_mm_dit.errors import ConfigError, nearest
 
 SCHEDULES = ("flux", "flux2", "qwen_image", "sd3", "sd3_dynamic")
-"""The published tables of sampling times (``objectives/flow/published_times.py``)."""
+"""The published tables of sampling times (``objectives/flow/timesteps.py``)."""
 PathName = Literal["linear", "gvp", "vp"]
 PredictionType = Literal["velocity", "noise", "score", "data"]
 LossWeight = Literal["velocity", "likelihood", "sigma_sqrt", "cosmap", "data"]

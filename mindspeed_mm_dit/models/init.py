@@ -1,7 +1,7 @@
 """Initial weights as a pure function of (seed, parameter name), generated with NumPy.
 
 So every rank, framework and sharding starts from the same numbers. A network declares how each of its parameters is
-initialised (``configs/parameters.py``).
+initialised (``configs/predictor.py``).
 """
 
 from __future__ import annotations

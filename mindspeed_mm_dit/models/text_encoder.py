@@ -46,7 +46,7 @@ class TextEncoderKind:
     open_tokenizer: Callable[[Any], Tokenizer]
     """(config) -> its tokenizer; raises a UserError if it belongs to another encoder. Reads no weights."""
     build: Callable[[Any], Callable[[Tensor, Tensor], EncodedText]]
-    """(config) -> the network, (ids (B, L), mask (B, L)) -> Encoded; imports the framework only when called."""
+    """(config) -> the network, (ids (B, L), mask (B, L)) -> EncodedText; imports the framework only when called."""
     check_files: Callable[[Any], None] = lambda config: None
     """(config): raise a UserError if weights are missing or cut short; called before any device work."""
     words: Callable[[str], Sequence[str]] | None = None

@@ -39,7 +39,7 @@ __all__ = [
     "freeze_parameters",
     "parameter",
     "set_constant",
-]  # fmt: skip
+]
 
 
 class Module(msnn.Cell):

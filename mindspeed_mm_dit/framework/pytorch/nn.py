@@ -196,7 +196,7 @@ __all__ = [
     "freeze_parameters",
     "parameter",
     "set_constant",
-]  # fmt: skip
+]
 
 
 def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matrices: int = 0) -> torch.nn.Parameter:
