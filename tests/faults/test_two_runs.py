@@ -55,15 +55,19 @@ def test_a_killed_run_is_taken_over_at_once(tmp_path, holder):
 def test_a_process_that_reads_data_does_not_hold_the_lock(tmp_path):
     held = FolderLock(tmp_path)
     held.take()
-    reading, done = os.pipe()
+    here, there = socket.socketpair()
     child = os.fork()
     if child == 0:
-        os.close(done)
-        os.read(reading, 1)  # until this process closes the pipe
+        here.close()
+        there.sendall(b"forked")
+        there.recv(1)  # until this process closes its end
         os._exit(0)
+    there.close()
+    assert here.recv(6) == b"forked"
     held._close()  # as if this process had been killed, and its child lived on
     FolderLock(tmp_path).take()
-    os.close(done), os.close(reading), os.waitpid(child, 0)
+    here.close()
+    os.waitpid(child, 0)
 
 
 def test_a_lock_is_gone_after_its_run(tmp_path, holder):
