@@ -1,4 +1,4 @@
-"""Errors for users. Each one names the setting, its value, the reason and the cure.
+"""Errors for users. Each one says which setting has which value, what is wrong with it, and what to do.
 
 Anything that a user can cause raises a :class:`UserError`, which the command lines print without a traceback.
 ``assert`` is for our bugs.
@@ -17,20 +17,15 @@ class UserError(Exception):
     """A mistake outside our code: a setting, a file, an environment.
 
     Args:
-        what: the setting or file and its value, e.g. ``"model.json: predictor.num_heads = 5"``.
-        reason: why it cannot work.
-        cure: what to do about it; may be empty if the reason already says so.
+        message: whole sentences: which setting or file has which value, what is wrong with it, and what to do, e.g.
+            ``"--steps = 2000 is more than the 1000 timesteps there are. Use fewer."``.
     """
 
     is_shared = False
     """Whether every rank raises it, so that only the first rank prints it."""
 
-    def __init__(self, what: str, reason: str, cure: str = "") -> None:
-        self.what, self.reason, self.cure = what, reason, cure
-        super().__init__(plain(f"{what}: {reason}" + (f"\n    Cure: {cure}" if cure else "")))
-
-    def __reduce__(self) -> tuple[type[UserError], tuple[str, str, str]]:
-        return type(self), (self.what, self.reason, self.cure)  # so that it can be pickled between processes
+    def __init__(self, message: str) -> None:
+        super().__init__(plain(message.strip()))
 
     @property
     def formatted(self) -> str:
@@ -71,16 +66,17 @@ def wrap_step_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StepError(
-            what,
-            f"failed, and its result is not saved: {type(error).__name__}: {error}",
-            "resume from the last checkpoint",
+            f"{what} failed, and its result is not saved: {type(error).__name__}: {error}. "
+            "Resume from the last checkpoint."
         ) from error
 
 
 def not_installed(what: str, package: str, extra: str) -> PlatformError:
     """Return the error of ``what``, which needs a ``package`` that the ``extra`` of this package installs."""
-    cure = f"pip install {package}, or install this package with its extra [{extra}]"
-    return PlatformError(what, f"needs {package}, which is not installed", cure)
+    return PlatformError(
+        f"{what} needs {package}, which is not installed. Run: pip install {package}, or install this package with "
+        f"its extra [{extra}]"
+    )
 
 
 def flag_of(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,9 +76,8 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
     def read_checkpoint(path: Path) -> SourceWeights:
         if is_adapter(path):
             raise CheckpointError(
-                f"--init-from = {path}",
-                "holds adapters (LoRA), not a whole network",
-                f"merge them into their base: mm-dit convert BASE whole.safetensors --merge-lora {path}",
+                f"--init-from = {path} holds adapters (LoRA), not a whole network. Merge them into their base: "
+                f"mm-dit convert BASE whole.safetensors --merge-lora {path}."
             )
         format_name = format_of_source(path)
         return _described_source(path, format_name, _read(path, format_name), here)
@@ -85,15 +85,12 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
     try:
         source = read_newest(_model_path(Path(init_from)), "--init-from", read_checkpoint)
     except UserError as error:  # (from code shared with convert and sample, where the setting is SOURCE)
-        if error.what.partition(" ")[0] in ("SOURCE", "SOURCE:", "--checkpoint"):
-            raise type(error)(f"--init-from = {init_from}", error.reason, error.cure) from None
-        raise
+        named = re.sub(r"^(SOURCE|--checkpoint)( = [^:\s]+)?", lambda _: f"--init-from = {init_from}", str(error))
+        raise type(error)(named) from None
     if source.predictor.model_id != here.model_id:
         raise CheckpointError(
-            source.what,
-            f"is a network of kind {source.predictor.model_id!r}, and model.json describes one of kind "
-            f"{here.model_id!r}",
-            f"name weights of a {here.model_id!r}",
+            f"{source.what} is a network of kind {source.predictor.model_id!r}, and model.json describes one of kind "
+            f"{here.model_id!r}. Name weights of a {here.model_id!r}."
         )
     shapes = shapes_of(source.weights)
     reason = f"is not a whole network of kind {here.model_id!r}"
@@ -118,7 +115,7 @@ def _read(path: Path, kind: str) -> State:
 
 def _described_source(path: Path, kind: str, state: State, here: PredictorConfig) -> SourceWeights:
     if state.is_autoencoder:
-        raise CheckpointError("SOURCE", "is an autoencoder, not a predictor", f"name weights of a {here.model_id!r}")
+        raise CheckpointError(f"SOURCE is an autoencoder, not a predictor. Name weights of a {here.model_id!r}.")
     described: PredictorConfig | None = state.predictor
     if "model" in state.facts:
         described = model_config_from_mapping(state.facts["model"], f"{path}: its model.json").predictor
@@ -139,7 +136,7 @@ def _infer_predictor(state: State, here: PredictorConfig) -> PredictorConfig:
         state.check_family("SOURCE")
         return infer_predictor(shapes, {})
     except CheckpointError as error:
-        raise CheckpointError(error.what, error.reason, f"name weights of a {here.model_id!r}") from None
+        raise CheckpointError(f"{error} Name weights of a {here.model_id!r}.") from None
 
 
 def _labels_by_name(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
@@ -179,9 +176,8 @@ def adapt_weights(
     if misfits or (differ if source.is_described else "num_heads" in differ):
         more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
-            source.what,
-            f"does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}",
-            f"only {', '.join(adapter_of(here).adaptable(here))} may differ",
+            f"{source.what} does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}. "
+            f"Only {', '.join(adapter_of(here).adaptable(here))} may differ."
         )
     return [
         InitialValue(name, np.asarray(tensor.value, np.float32), tensor.how)

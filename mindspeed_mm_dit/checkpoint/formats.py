@@ -79,8 +79,8 @@ def format_of_source(path: Path) -> str:
     if (name := format_of(path)) is not None:
         return name
     if not path.exists():
-        raise CheckpointError(f"SOURCE = {path}", "there is no such file or folder", fetch_command(path))
-    raise CheckpointError(f"SOURCE = {path}", "is in no format known here", f"formats are: {', '.join(FORMATS)}")
+        raise CheckpointError(f"SOURCE = {path}: there is no such file or folder. {fetch_command(path)}")
+    raise CheckpointError(f"SOURCE = {path} is in no format known here. Formats are: {', '.join(FORMATS)}.")
 
 
 def choose_format(path: Path, to: str | None) -> str:
@@ -89,17 +89,16 @@ def choose_format(path: Path, to: str | None) -> str:
     folders = [name for name, known in FORMATS.items() if not known.endings]
     if by_ending is None and to is None:
         raise ConfigError(
-            f"TARGET = {path}",
-            "its ending names no format",
-            f"end it in .pt, .safetensors or .ckpt, or give --to {'|'.join(folders)} for a folder",
+            f"TARGET = {path}: its ending names no format. End it in .pt, .safetensors or .ckpt, or give --to "
+            f"{'|'.join(folders)} for a folder."
         )
     name = to or by_ending
     if name is None or name not in FORMATS:
-        raise ConfigError(f"--to = {to}", "unknown format", f"formats are: {', '.join(FORMATS)}")
+        raise ConfigError(f"--to = {to}: unknown format. Formats are: {', '.join(FORMATS)}.")
     endings = FORMATS[name].endings
     if path.suffix not in endings if endings else by_ending is not None:
-        cure = f"end it in {' or '.join(endings)}" if endings else f"give a folder, such as {path.with_suffix('')}"
-        raise ConfigError(f"TARGET = {path}", f"does not look like --to {name}", cure)
+        cure = f"End it in {' or '.join(endings)}." if endings else f"Give a folder, such as {path.with_suffix('')}."
+        raise ConfigError(f"TARGET = {path} does not look like --to {name}. {cure}")
     return name
 
 
@@ -119,9 +118,8 @@ def read_weights(path: str | Path, use_ema: bool = True) -> Arrays:
     known = next((known for known in FORMATS.values() if path.suffix in known.endings), None)
     if known is None:
         raise CheckpointError(
-            str(path),
-            f"has the unknown ending {path.suffix!r}",
-            "give a checkpoint folder, a .pt, .safetensors or .ckpt file",
+            f"{path} has the unknown ending {path.suffix!r}. Give a checkpoint folder, a .pt, .safetensors or .ckpt "
+            "file."
         )
     return without_projectors(select_tree(known.read(path).trees, use_ema))
 
@@ -209,9 +207,8 @@ def _write_pytorch(path: Path, state: State) -> None:
         from mindspeed_mm_dit.checkpoint import torch_dcp
     except ImportError as error:
         raise PlatformError(
-            "a checkpoint folder of PyTorch",
-            f"PyTorch is needed to write it: {error}",
-            "pip install torch 'numpy<2'; MindSpore fits into the same environment",
+            f"a checkpoint folder of PyTorch: PyTorch is needed to write it: {error}. Run: pip install torch "
+            "'numpy<2'; MindSpore fits into the same environment"
         ) from None
     nested: dict[str, Any] = {
         tree: {name: torch_dcp.as_tensor(array) for name, array in arrays.items()}
@@ -234,17 +231,15 @@ def _reader_of_pytorch(path: Path) -> ModuleType:
     """
     if not PYTORCH.fits(path):
         raise CheckpointError(
-            str(path),
-            "is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt",
-            "name a folder such as checkpoints/iter_0001000, or the one that holds them",
+            f"{path} is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt. "
+            "Name a folder such as checkpoints/iter_0001000, or the one that holds them."
         )
     try:
         from mindspeed_mm_dit.checkpoint import torch_dcp
     except ImportError as error:
         raise PlatformError(
-            str(path),
-            f"was written by PyTorch, without which it cannot be read ({error})",
-            f"in an environment with PyTorch: mm-dit convert {path} NEW_FOLDER --to mindspore (or any file format)",
+            f"{path} was written by PyTorch, without which it cannot be read ({error}). In an environment with "
+            f"PyTorch: mm-dit convert {path} NEW_FOLDER --to mindspore (or any file format)."
         ) from None
     return torch_dcp
 

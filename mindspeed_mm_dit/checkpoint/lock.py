@@ -48,7 +48,7 @@ class FolderLock:
         except OSError as error:
             self.release()
             raise ConfigError(
-                f"--save = {self._folder}", f"cannot be written to: {error}", "choose another --save"
+                f"--save = {self._folder} cannot be written to: {error}. Choose another --save."
             ) from None
         # A copy in a process that reads data would hold the lock for as long as that process outlives this one.
         os.register_at_fork(after_in_child=self._close)
@@ -114,9 +114,8 @@ class FolderLock:
         minutes = (time.time() - os.fstat(descriptor).st_mtime) / 60
         age = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
         return ConfigError(
-            f"--save = {self._folder}",
-            f"belongs to {owner}, which began {age} ago",
-            "choose another --save, or end that run",
+            f"--save = {self._folder} belongs to {owner}, which began {age} ago. Choose another --save, or end that "
+            "run."
         )
 
 

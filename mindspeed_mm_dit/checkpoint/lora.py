@@ -96,9 +96,8 @@ class Adapter:
             if actual is None or tuple(actual) != expected:
                 reason = "is not in this network" if actual is None else f"is {tuple(actual)} in this network"
                 raise CheckpointError(
-                    f"{self.where}: an adapter for {layer}, of a weight {expected}",
-                    reason,
-                    f"{nearest(layer, layer_names(shapes)) if actual is None else ''}name the adapters of this base",
+                    f"{self.where}: an adapter for {layer}, of a weight {expected} {reason}. "
+                    f"{nearest(layer, layer_names(shapes)) if actual is None else ''}name the adapters of this base."
                 )
 
 
@@ -208,7 +207,7 @@ def _check_learned(path: Path, model: ModelConfig, flag: str) -> None:
     difference = first_differing_setting(model, trained_with) or (channels if channels[1] != channels[2] else None)
     if difference:
         reason = "was trained on another model: {0} {2!r} there, {1!r} here".format(*difference)
-        raise ConfigError(f"{flag} = {path}", reason, "name the adapters of this base")
+        raise ConfigError(f"{flag} = {path}: {reason}. Name the adapters of this base.")
 
 
 def parse(text: str, flag: str) -> tuple[Path, float]:
@@ -223,7 +222,7 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
         return Path(text), 1.0
     if not abs(strength) <= MAX_STRENGTH or not math.isfinite(strength):
         raise ConfigError(
-            f"{flag} = {shorten_repr(text)}", f"its strength must lie between -{MAX_STRENGTH:g} and {MAX_STRENGTH:g}"
+            f"{flag} = {shorten_repr(text)}: its strength must lie between -{MAX_STRENGTH:g} and {MAX_STRENGTH:g}."
         )
     return Path(name), strength
 

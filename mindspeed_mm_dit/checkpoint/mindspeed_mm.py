@@ -90,8 +90,9 @@ def _owners(parameters: list[str], owners: list[str], stored: Collection[str]) -
 
 
 def _other_optimizer(reason: str) -> CheckpointError:
-    cure = "pass --no-load-optim to start with a new optimizer state"
-    return CheckpointError("--load", f"the optimizer in the checkpoint {reason}", cure)
+    return CheckpointError(
+        f"--load: the optimizer in the checkpoint {reason}. Pass --no-load-optim to start with a new optimizer state."
+    )
 
 
 def entries_for_mindspeed_mm(facts: Mapping[str, Any], predictor: PredictorConfig) -> dict[str, Any]:

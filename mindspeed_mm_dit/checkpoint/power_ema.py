@@ -98,9 +98,8 @@ def check_stds(stds: Sequence[float], saved: Sequence[float], where: str) -> Non
     """Raise ConfigError if a checkpoint has EMAs of other widths than ``stds``; having none is fine."""
     if stds and saved and list(stds) != list(saved):
         raise ConfigError(
-            f"--power-ema-stds = {_listed(stds)}",
-            f"{where} has the averages of {_listed(saved)}",
-            f"resume with --power-ema-stds {_listed(saved)}; mm-dit ema makes any other width from them",
+            f"--power-ema-stds = {_listed(stds)}: {where} has the averages of {_listed(saved)}. Resume with "
+            f"--power-ema-stds {_listed(saved)}; mm-dit ema makes any other width from them."
         )
 
 

@@ -77,8 +77,10 @@ class State:
     def check_family(self, what: str, kind: str | None = None) -> None:
         """Raise CheckpointError if the tensor that identifies its kind of network is missing, ``kind`` if known."""
         if self.lacking and kind in (None, self.lacking[0]):
-            reason = f"holds a network of kind {self.lacking[0]!r} without its tensor {self.lacking[1]}"
-            raise CheckpointError(what, reason, "copy or download it again")
+            raise CheckpointError(
+                f"{what} holds a network of kind {self.lacking[0]!r} without its tensor {self.lacking[1]}. Copy or "
+                "download it again."
+            )
 
 
 def is_tree(name: str) -> bool:
@@ -99,7 +101,7 @@ def unflatten(arrays: Arrays) -> dict[str, Arrays]:
     for name, array in arrays.items():
         tree, _, rest = name.partition(".")
         if not is_tree(tree):
-            raise CheckpointError("SOURCE", f"{name} belongs to none of {', '.join(TREES)}")
+            raise CheckpointError(f"SOURCE: {name} belongs to none of {', '.join(TREES)}.")
         trees.setdefault(tree, {})[rest] = array
     return trees
 
@@ -136,9 +138,8 @@ def infer_predictor(
         return predictor
     names = ", ".join(list(shapes)[:5])
     raise CheckpointError(
-        "SOURCE",
-        f"holds neither a known predictor nor an AutoencoderKL; its tensors are: {names}, ...",
-        "give the model.json that it was trained with (--model)",
+        f"SOURCE holds neither a known predictor nor an AutoencoderKL; its tensors are: {names}, ... Give the "
+        "model.json that it was trained with (--model)."
     )
 
 
@@ -156,7 +157,7 @@ def check_whole(path: Path, find_damage: Callable[[Path], str | None]) -> None:
     """Raise CheckpointError, naming the file, if the checkpoint folder ``path`` is damaged."""
     problem = find_damage(path)
     if problem is not None:
-        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
+        raise CheckpointError(f"{path} is damaged: {problem}. {DAMAGED_CURE}")
 
 
 def check_names(
@@ -177,12 +178,14 @@ def check_names(
     by_turns = zip_longest(missing, unknown, misshapen)  # (so that the first six show each kind)
     if problems := [problem for group in by_turns for problem in group if problem]:
         summary = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
-        raise CheckpointError(what, f"{reason}: {summary}", cure)
+        raise CheckpointError(f"{what}: {reason}: {summary}. {cure}")
 
 
 def check_are_floats(weights: Mapping[str, np.ndarray], what: str) -> None:
     """Raise CheckpointError, naming the tensor, if weights are integers, and no counters of one number."""
     for name, array in weights.items():
         if array.dtype.kind in "biu" and (array.size > 1 or name.rpartition(".")[2] in ("weight", "bias")):
-            reason = f"is stored in {array.dtype}, and the file does not name its format"
-            raise CheckpointError(f"{what}: {name}", reason, "use a file in bfloat16, or in ComfyUI's float8 or int8")
+            raise CheckpointError(
+                f"{what}: {name} is stored in {array.dtype}, and the file does not name its format. Use a file in "
+                "bfloat16, or in ComfyUI's float8 or int8."
+            )

@@ -43,7 +43,7 @@ BEST = "best"
 ``FOLDER/best``."""
 COMMAND = "command"
 """Key of run.json: the flags of the run, and the folder that it was started in."""
-DAMAGED_CURE = "restore it from a copy, or name the checkpoint before it"
+DAMAGED_CURE = "Restore it from a copy, or name the checkpoint before it."
 MISSING_INDEX = "lacks .metadata, as copies without hidden files do"
 _NAME = re.compile(r"iter_(\d{7,})")
 _REPLACED_SUFFIX = ".old.partial"
@@ -162,22 +162,20 @@ class CheckpointStore:
             skipped.append(f"{self.path(iteration)} is damaged ({problem})")
         if skipped:
             raise CheckpointError(
-                f"--load = {self.root}",
-                f"no checkpoint there can be read: {skipped[0]}",
-                "restore one from a copy, or choose another --load to start anew",
+                f"--load = {self.root}: no checkpoint there can be read: {skipped[0]}. Restore one from a copy, or "
+                "choose another --load to start anew."
             )
         return None, skipped
 
     def _check_root(self) -> None:
         if self.root.is_file():
             raise CheckpointError(
-                f"--load = {self.root}",
-                "is a file; a run is resumed from the folder that --save named",
-                f"to start from published weights: --init-from {self.root}",
+                f"--load = {self.root} is a file; a run is resumed from the folder that --save named. To start from "
+                f"published weights: --init-from {self.root}."
             )
         if (self.root / RUN_FACTS).exists() or _NAME.fullmatch(self.root.name):
             raise CheckpointError(
-                f"--load = {self.root}", "is one checkpoint, not the folder of them", f"pass --load {self.root.parent}"
+                f"--load = {self.root} is one checkpoint, not the folder of them. Pass --load {self.root.parent}."
             )
 
 
@@ -231,7 +229,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """
     problem = checksums.find_file_damage(path / RUN_FACTS)
     if problem is not None:
-        raise CheckpointError(str(path), f"is damaged: {problem}", DAMAGED_CURE)
+        raise CheckpointError(f"{path} is damaged: {problem}. {DAMAGED_CURE}")
     try:
         facts = json.loads((path / RUN_FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -242,7 +240,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     named = iteration_of(path)
     if named is not None and facts.get("iteration", named) != named:
         raise CheckpointError(
-            f"{path / RUN_FACTS}: iteration = {facts['iteration']}", f"is not that of {path.name}", DAMAGED_CURE
+            f"{path / RUN_FACTS}: iteration = {facts['iteration']} is not that of {path.name}. {DAMAGED_CURE}"
         )
     return facts
 
@@ -260,7 +258,7 @@ def check_facts(facts: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if ``facts``, which the file ``path`` holds, cannot be the facts of a run."""
     if (key := invalid_fact(facts)) is not None:
         raise CheckpointError(
-            f"{path}: {key} = {shorten_repr(facts[key])}", "is not a value that a run writes there", DAMAGED_CURE
+            f"{path}: {key} = {shorten_repr(facts[key])} is not a value that a run writes there. {DAMAGED_CURE}"
         )
 
 
@@ -335,7 +333,7 @@ def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
     for parent in (Path(folder), *Path(folder).parents):
         if _NAME.fullmatch(parent.name) or (parent / RUN_FACTS).is_file():
             raise CheckpointError(
-                f"{setting} = {folder}", f"{parent} is one checkpoint, not the folder of them", f"name {parent.parent}"
+                f"{setting} = {folder}: {parent} is one checkpoint, not the folder of them. Name {parent.parent}."
             )
 
 
@@ -352,10 +350,10 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     store = CheckpointStore(below if CheckpointStore(below).iterations() else path)
     path = store.path(store.iterations()[-1]) if store.iterations() else path
     if is_missing_index(path):
-        raise CheckpointError(f"{flag} = {path}", MISSING_INDEX, "copy it again as a whole folder, hidden files too")
+        raise CheckpointError(f"{flag} = {path}: {MISSING_INDEX}. Copy it again as a whole folder, hidden files too.")
     if not path.exists():
         reason = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
-        raise CheckpointError(f"{flag} = {path}", reason, fetch_command(path) or suggest_path(path).strip())
+        raise CheckpointError(f"{flag} = {path}: {reason}. {fetch_command(path) or suggest_path(path).strip()}")
     return path
 
 
@@ -378,13 +376,13 @@ def read_newest(path: str | Path, flag: str, read: Callable[[Path], T]) -> T:
 
 
 def _best(folder: Path, flag: str) -> Path:
-    what, cure = f"{flag} = {folder / BEST}", f"name {folder} for the newest, or a checkpoint in it"
+    what, cure = f"{flag} = {folder / BEST}", f"Name {folder} for the newest, or a checkpoint in it."
     try:
         checkpoint = CheckpointStore(folder).path(int((folder / BEST_TRACKER).read_text(encoding="ascii")))
     except (OSError, ValueError):
-        raise CheckpointError(what, "its run has kept no best checkpoint (--keep-best)", cure) from None
+        raise CheckpointError(f"{what}: its run has kept no best checkpoint (--keep-best). {cure}") from None
     if not checkpoint.is_dir():
-        raise CheckpointError(what, f"is {checkpoint.name} by its {BEST_TRACKER}, which is not there", cure)
+        raise CheckpointError(f"{what} is {checkpoint.name} by its {BEST_TRACKER}, which is not there. {cure}")
     return checkpoint
 
 
@@ -395,23 +393,21 @@ def write_error(problem: BaseException, folder: Path) -> CheckpointError:
     except OSError:  # the folder is gone
         free = ""
     return CheckpointError(
-        "--save",
-        f"the last checkpoint could not be written: {_root_cause(problem)}{free}",
-        "free space on the disk, or restore the folder; checkpoints before it are still good",
+        f"--save: the last checkpoint could not be written: {_root_cause(problem)}{free}. Free space on the disk, or "
+        "restore the folder; checkpoints before it are still good."
     )
 
 
 def missing_optimizer_error(path: Path) -> CheckpointError:
     """Return the error for a run that needs the optimizer's state of a checkpoint without one."""
-    return CheckpointError(f"--load = {path}", "holds no optimizer's state", "pass --no-load-optim to start it anew")
+    return CheckpointError(f"--load = {path} holds no optimizer's state. Pass --no-load-optim to start it anew.")
 
 
 def read_error(problem: BaseException, path: Path) -> CheckpointError:
     """Return the error that says why the checkpoint ``path`` could not be read."""
     return CheckpointError(
-        f"the checkpoint {path}",
-        f"cannot be read: {_root_cause(problem)}",
-        "restore it from a copy, or move it away to use the checkpoint before it",
+        f"the checkpoint {path} cannot be read: {_root_cause(problem)}. Restore it from a copy, or move it away to "
+        "use the checkpoint before it."
     )
 
 

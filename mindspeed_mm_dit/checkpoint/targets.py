@@ -55,7 +55,7 @@ def storable_part(state: State, storage: StorageSupport, weights: str | None) ->
     if storage is StorageSupport.TRAINING:
         return _for_training(state, weights)
     if weights is not None and weights not in trees:
-        raise ConfigError(f"--weights = {weights}", f"SOURCE holds only {', '.join(trees)}")
+        raise ConfigError(f"--weights = {weights}: SOURCE holds only {', '.join(trees)}.")
     if storage is StorageSupport.ONE_TREE or weights is not None:
         chosen = weights or ("ema" if "ema" in trees else "model")
         stored = {chosen: trees[chosen]}
@@ -75,9 +75,9 @@ def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
     """Return ``state`` with what --load needs, both sets of weights, and a note for each difference."""
     trees, notes = dict(state.trees), []
     if state.is_autoencoder:
-        raise CheckpointError("SOURCE", "is an autoencoder: no run trains it", "convert to a file or to diffusers")
+        raise CheckpointError("SOURCE is an autoencoder: no run trains it. Convert to a file or to diffusers.")
     if weights is not None:
-        raise ConfigError(f"--weights = {weights}", "a checkpoint folder holds both", "leave the flag out")
+        raise ConfigError(f"--weights = {weights}: a checkpoint folder holds both. Leave the flag out.")
     for name, other in (("ema", "model"), ("model", "ema")):
         if name not in trees:
             trees[name] = trees[other]
@@ -115,14 +115,14 @@ def check_target(
     """Refuse to replace anything but a checkpoint, or what ``is_ours`` accepts, and that only with ``overwrite``."""
     here, there = source.resolve(), target.resolve()
     if here == there or there in here.parents or here in there.parents:
-        raise CheckpointError(f"TARGET = {target}", "overlaps with SOURCE", "choose another path")
+        raise CheckpointError(f"TARGET = {target} overlaps with SOURCE. Choose another path.")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not overwrite:
-        raise CheckpointError(f"TARGET = {target}", "exists", "choose another path, or add --overwrite")
+        raise CheckpointError(f"TARGET = {target} exists. Choose another path, or add --overwrite.")
     is_checkpoint = CheckpointStore(target).iterations() or any(known.fits(target) for known in FORMATS.values())
     if target.is_dir() and not is_checkpoint and not is_ours(target):
-        raise CheckpointError(f"TARGET = {target}", "is a folder and no checkpoint", "choose another path")
+        raise CheckpointError(f"TARGET = {target} is a folder and no checkpoint. Choose another path.")
 
 
 def write_atomically(target: Path, make: Callable[[Path], object], is_folder: bool) -> None:
@@ -140,8 +140,9 @@ def write_atomically(target: Path, make: Callable[[Path], object], is_folder: bo
         _move(aside, target)
     except OSError as error:
         free = shutil.disk_usage(target.parent).free / 2**30
-        reason = f"cannot be written: {error} ({free:.2f} GiB are free on that disk)"
-        raise CheckpointError(f"TARGET = {target}", reason) from error
+        raise CheckpointError(
+            f"TARGET = {target} cannot be written: {error} ({free:.2f} GiB are free on that disk)."
+        ) from error
     finally:
         _remove(aside)
 

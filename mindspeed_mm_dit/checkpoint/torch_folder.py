@@ -36,7 +36,7 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import check_pickle, check_torch_load
 
 INDEX = ".metadata"
-_CURE = "do not use this checkpoint, or ask whoever made it for a .safetensors file"
+_CURE = "Do not use this checkpoint, or ask whoever made it for a .safetensors file."
 _CLASSES = (
     *(metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata),
     *(metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING),
@@ -62,7 +62,7 @@ def read_metadata(path: Path) -> metadata.Metadata:
         raise pickle.UnpicklingError(f"it holds a {type(index).__name__}")
     for entry in (index.storage_data or {}).values():
         if Path(entry.relative_path).name != entry.relative_path:
-            raise CheckpointError(str(path / INDEX), f"names {entry.relative_path}, a file outside its folder", _CURE)
+            raise CheckpointError(f"{path / INDEX} names {entry.relative_path}, a file outside its folder. {_CURE}")
     _check_sizes(path, index)
     return index
 
@@ -79,7 +79,7 @@ def _check_sizes(path: Path, index: metadata.Metadata) -> None:
     try:
         check_unfolded(sum(file.stat().st_size for file in files), claimed_bytes)
     except UnusableFile as problem:
-        raise CheckpointError(str(path), str(problem), _CURE) from None
+        raise CheckpointError(f"{path}: {problem}. {_CURE}") from None
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -123,7 +123,7 @@ def _member(cls: Any, name: str) -> enum.Enum:
 
 
 def _refused(what: str, name: str) -> CheckpointError:
-    return CheckpointError(what, f"its pickle asks for {name}, which could run code and is not loaded", _CURE)
+    return CheckpointError(f"{what}: its pickle asks for {name}, which could run code and is not loaded. {_CURE}")
 
 
 def read_number(path: Path, name: str) -> float:
@@ -137,8 +137,8 @@ def read_number(path: Path, name: str) -> float:
             number = _load_harmless(f"{path / file}: {name}", content)
             if isinstance(number, int | float):
                 return number
-            raise CheckpointError(f"{path / file}: {name}", f"is a {type(number).__name__}, not a number", _CURE)
-    raise CheckpointError(f"{path}: {name}", "is missing", _CURE)
+            raise CheckpointError(f"{path / file}: {name} is a {type(number).__name__}, not a number. {_CURE}")
+    raise CheckpointError(f"{path}: {name} is missing. {_CURE}")
 
 
 class _Slice(io.RawIOBase):
@@ -176,8 +176,10 @@ class SafeReader(dcp.FileSystemReader):
                 try:
                     check_torch_load(cast(BinaryIO, _Slice(file, entry.offset, entry.length)))
                 except Exception as problem:  # (a damaged file raises anything)
-                    what = f"{Path(self.path) / entry.relative_path}: {item.storage_index.fqn}"
-                    raise CheckpointError(what, f"is not loaded: {problem}", _CURE) from None
+                    raise CheckpointError(
+                        f"{Path(self.path) / entry.relative_path}: {item.storage_index.fqn} is not loaded: "
+                        f"{problem}. {_CURE}"
+                    ) from None
         return super().read_data(plan, planner)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
@@ -193,7 +195,7 @@ class TensorsOnly(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Refuse the entry."""
         name = read_item.dest_index.fqn
-        raise CheckpointError(name, "is a pickled object where a tensor belongs, and is not loaded", _CURE)
+        raise CheckpointError(f"{name} is a pickled object where a tensor belongs, and is not loaded. {_CURE}")
 
 
 def check_pickles(folder: Path, known: Iterable[str]) -> None:
@@ -234,7 +236,7 @@ def _load_harmless(what: str, content: Path | io.BytesIO) -> Any:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is not None:
             raise _refused(what, named[1]) from None
-        raise CheckpointError(what, f"is not loaded: {str(error).splitlines()[0]}", _CURE) from None
+        raise CheckpointError(f"{what} is not loaded: {str(error).splitlines()[0]}. {_CURE}") from None
 
 
 def _imported(name: str) -> Any:

@@ -111,8 +111,9 @@ def _open(args: argparse.Namespace, model: ModelConfig) -> OpenedDataset:
     param = with_budget(model, load_data_config(args.data, "--data").dataset_param).without_cache()
     folder, output = Path(param.data_folder).resolve(), Path(args.output).resolve()
     if folder in (output, *output.parents):
-        reason = f"lies among the {param.noun}s, in {param.data_folder}"
-        raise ConfigError(f"--output = {args.output}", reason, "name another folder")
+        raise ConfigError(
+            f"--output = {args.output} lies among the {param.noun}s, in {param.data_folder}. Name another folder."
+        )
     check_output_folder("--output", args.output)
     check_encoders(model)
     cache_identity(model, param)

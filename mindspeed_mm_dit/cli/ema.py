@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         power_ema.gamma_of_std(args.std)
     except ValueError as error:
-        raise ConfigError(f"--std = {args.std:g}", str(error)) from None
+        raise ConfigError(f"--std = {args.std:g}: {error}.") from None
 
     result = write_power_ema(
         args.checkpoint,
@@ -163,7 +163,7 @@ def list_saved_emas(newest: Path) -> list[SavedEma]:
         saved += [SavedEma(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
     if not saved or saved[-1].path != newest:
         raise CheckpointError(
-            str(newest), "holds no power-function averages", "train with --power-ema-stds 0.05 0.1, which keeps them"
+            f"{newest} holds no power-function averages. Train with --power-ema-stds 0.05 0.1, which keeps them."
         )
     return saved
 

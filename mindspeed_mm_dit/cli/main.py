@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_nowhere(sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a file that went away: whatever could be checked earlier was
-        echo(PlatformError(error.filename or "a file", error.strerror or str(error)).formatted, file=sys.stderr)
+        echo(PlatformError(f"{error.filename or 'a file'}: {error.strerror or str(error)}.").formatted, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         echo("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
@@ -57,9 +57,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = argv[0] if argv else None
     if chosen and chosen not in COMMANDS and not chosen.startswith("-"):
-        raise ConfigError(
-            f"mm-dit {chosen[:100]}", "unknown command", f"{nearest(chosen, COMMANDS)}mm-dit lists them all"
-        )
+        raise ConfigError(f"mm-dit {chosen[:100]}: unknown command. {nearest(chosen, COMMANDS)}mm-dit lists them all.")
     command_parser = parser
     if chosen is not None and chosen in COMMANDS:
         command_parser = _add_command(commands, chosen)

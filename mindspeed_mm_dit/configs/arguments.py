@@ -39,12 +39,12 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
     for number, line in enumerate(lines_of(read_text(path, setting)), 1):
         if "\0" in line:
             raise ConfigError(
-                f"{path}, line {number}", "contains a NUL byte, so it is not a text file", "write the file again"
+                f"{path}, line {number} contains a NUL byte, so it is not a text file. Write the file again."
             )
         try:
             words += _Words(_CONTINUED.sub(r"\1", line))
         except ValueError as error:  # "No closing quotation", "No escaped character"
-            raise ConfigError(f"{path}, line {number}", f"{error}: {line.strip()}") from None
+            raise ConfigError(f"{path}, line {number}: {error}: {line.strip()}.") from None
     return words
 
 
@@ -71,7 +71,7 @@ def check_flag_dependencies(args: RunConfig) -> None:
     flags = args.flags()
     for name, value in flags.items():
         if isinstance(value, str) and not value.strip():
-            raise ConfigError(f"{flag_of(name)} = {value!r}", "is empty", "write a value, or drop the flag")
+            raise ConfigError(f"{flag_of(name)} = {value!r} is empty. Write a value, or drop the flag.")
     for row in rows():
         missing = [flag_of(other) for other in row.needs if flags.get(row.name) and not flags.get(other)]
         if missing:
@@ -80,13 +80,13 @@ def check_flag_dependencies(args: RunConfig) -> None:
 
 def alone(flag: str, missing: Sequence[str]) -> ConfigError:
     """Return the error for a flag that has no effect without the ``missing`` ones."""
-    return ConfigError(flag, f"has no effect without {' and '.join(missing)}", "add it, or drop this one")
+    return ConfigError(f"{flag} has no effect without {' and '.join(missing)}. Add it, or drop this one.")
 
 
 def check_tool(what: str, path: str | None) -> None:
     """Raise ConfigError if the tools.json ``path`` does not exist; ``what`` is the setting that named it."""
     if path and not os.path.isfile(path):
-        raise ConfigError(f"{what} = {path}", "there is no such file", "name MindSpeed-MM's tools.json, or drop it")
+        raise ConfigError(f"{what} = {path}: there is no such file. Name MindSpeed-MM's tools.json, or drop it.")
 
 
 def without_effect(args: RunConfig, framework: str, device: str) -> list[str]:
@@ -133,7 +133,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with ``message``; the middle of a very long one is cut out."""
         if ambiguous := re.fullmatch(r"ambiguous option: (\S+) could match (.*)", message):
-            raise ConfigError(ambiguous[1], f"is short for several flags: {ambiguous[2]}", "write out the one you mean")
+            raise ConfigError(f"{ambiguous[1]} is short for several flags: {ambiguous[2]}. Write out the one you mean.")
         if message.startswith("the following arguments are required"):
             # The required flag may be there, but misspelt: then the error is about that.
             known = self._option_string_actions
@@ -142,7 +142,7 @@ class Parser(argparse.ArgumentParser):
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
         match = re.fullmatch(r"argument (-\S+): (.*)", short, re.S)  # (also of a flag in train.args)
         what, reason = match.groups() if match else ("command line", short)
-        raise ConfigError(what, reason, f"{self.help_command} explains every flag")
+        raise ConfigError(f"{what}: {reason}. {self.help_command} explains every flag.")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""
@@ -152,9 +152,9 @@ class Parser(argparse.ArgumentParser):
             flag = f"--{typed[1]}" if typed else ""
             if typed and flag in self._option_string_actions and typed[0] not in (flag, f"{flag}="):
                 odd = ", ".join(unicodedata.name(letter, "") for letter in dict.fromkeys(word) if not letter.isascii())
-                cure = f"write {flag}, and an ordinary space after it"
                 raise ConfigError(
-                    f"command line: {shorten_repr(word)}", f"has the wrong dashes or spaces: {odd or word}", cure
+                    f"command line: {shorten_repr(word)} has the wrong dashes or spaces: {odd or word}. Write "
+                    f"{flag}, and an ordinary space after it."
                 )
         return super().parse_known_args(args, namespace)
 
@@ -163,9 +163,9 @@ class Parser(argparse.ArgumentParser):
         args, unknown = self.parse_known_args(list(argv))
         if unknown and (flag := unknown[0].partition("=")[0]) in HOST_ONLY:
             raise ConfigError(
-                flag,
-                "a flag of MindSpeed-MM, which the standalone host does not know",
-                f"{synonym(flag, self._option_string_actions)}drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)",
+                f"{flag}: a flag of MindSpeed-MM, which the standalone host does not know. "
+                f"{synonym(flag, self._option_string_actions)}drop it, or train in MindSpeed-MM "
+                "(docs/mindspeed_mm.md)."
             )
         self.refuse(unknown)
         return args
@@ -182,7 +182,7 @@ class Parser(argparse.ArgumentParser):
         positionals = [action for action in self._actions if not action.option_strings]
         if any(action.nargs == argparse.REMAINDER for action in positionals):
             cure = f"flags come last: {' '.join([self.prog, *(str(action.metavar) for action in positionals)])}; "
-        raise ConfigError(", ".join(names)[:100], reason, f"{cure}{self.help_command} lists every flag")
+        raise ConfigError(f"{', '.join(names)[:100]}: {reason}. {cure}{self.help_command} lists every flag.")
 
 
 def build_parser() -> Parser:
@@ -221,9 +221,8 @@ def default_micro_batch(global_batch_size: int, world_size: int) -> int:
     """Return the default micro-batch size: each rank processes its part of the global batch in one pass."""
     if global_batch_size % world_size:
         raise ConfigError(
-            f"--global-batch-size = {global_batch_size}",
-            f"is not divisible by the {world_size} ranks",
-            "change it, or the number of ranks (NPUS_PER_NODE of pretrain.sh)",
+            f"--global-batch-size = {global_batch_size} is not divisible by the {world_size} ranks. Change it, or "
+            "the number of ranks (NPUS_PER_NODE of pretrain.sh)."
         )
     return global_batch_size // world_size
 
@@ -241,7 +240,7 @@ def checked(args: RunConfig, world_size: int) -> RunConfig:
     check_flags(args.optimizer, args.parts)
     if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
         widths = " ".join(map(str, args.power_ema_stds))
-        raise ConfigError(f"--power-ema-stds = {widths}", "lists a width twice", "list each width once")
+        raise ConfigError(f"--power-ema-stds = {widths} lists a width twice. List each width once.")
     if args.load:
         check_path("--load", args.load)
     return args
@@ -251,23 +250,21 @@ def _with_batches(args: RunConfig, world_size: int) -> RunConfig:
     """Return ``args`` with the missing batch size filled in."""
     if world_size % args.context_parallel_size:
         raise ConfigError(
-            f"--context-parallel-size = {args.context_parallel_size}",
-            f"does not divide the {world_size} ranks",
-            "use a divisor of them, or start more (NPUS_PER_NODE of pretrain.sh)",
+            f"--context-parallel-size = {args.context_parallel_size} does not divide the {world_size} ranks. Use a "
+            "divisor of them, or start more (NPUS_PER_NODE of pretrain.sh)."
         )
     world_size //= args.context_parallel_size  # groups of ranks with different samples
     if args.global_batch_size is None and args.micro_batch_size is None:
-        raise ConfigError("--micro-batch-size or --global-batch-size", "is required")
+        raise ConfigError("--micro-batch-size or --global-batch-size is required.")
     if args.global_batch_size is None:
         return dataclasses.replace(args, global_batch_size=args.micro_batch_size * world_size)
     if args.micro_batch_size is None:
         return dataclasses.replace(args, micro_batch_size=default_micro_batch(args.global_batch_size, world_size))
     if args.global_batch_size % (args.micro_batch_size * world_size):
         raise ConfigError(
-            f"--global-batch-size = {args.global_batch_size}",
-            f"is not divisible by micro-batch-size({args.micro_batch_size}) * ranks({world_size}) = "
-            f"{args.micro_batch_size * world_size}",
-            "change one of the three so that it divides",
+            f"--global-batch-size = {args.global_batch_size} is not divisible by "
+            f"micro-batch-size({args.micro_batch_size}) * ranks({world_size}) = "
+            f"{args.micro_batch_size * world_size}. Change one of the three so that it divides."
         )
     return args
 
@@ -300,4 +297,4 @@ def _check_schedule(args: RunConfig) -> None:
 
 def _check(args: RunConfig, name: str, good: bool, reason: str, cure: str = "") -> None:
     if not good:
-        raise ConfigError(f"{flag_of(name)} = {getattr(args, name)}", reason, cure)
+        raise ConfigError(f"{flag_of(name)} = {getattr(args, name)}: {reason}. {cure}")

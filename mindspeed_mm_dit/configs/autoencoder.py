@@ -164,9 +164,10 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             return settings
         for key, expected in cls.settings_from_config(config_file(path), where).items():
             if not _agree(settings.setdefault(key, expected), expected):
-                reason = f"contradicts the autoencoder, whose {config_file(path)} makes it {expected}"
-                cure = f'write "{key}": {expected}, or leave the key out'
-                raise ConfigError(f"{where}.{key} = {shorten_repr(settings[key])}", reason, cure)
+                raise ConfigError(
+                    f"{where}.{key} = {shorten_repr(settings[key])} contradicts the autoencoder, whose "
+                    f'{config_file(path)} makes it {expected}. Write "{key}": {expected}, or leave the key out.'
+                )
         return settings
 
     def digest(self) -> str:
@@ -190,15 +191,17 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         path = Path(self.from_pretrained)
         if not path.exists():
             command = fetch_command(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
-            reason = "no such file or folder; nothing is downloaded"
-            raise CheckpointError(f"ae.from_pretrained = {path}", reason, f"{command}, or correct the path")
+            raise CheckpointError(
+                f"ae.from_pretrained = {path}: no such file or folder; nothing is downloaded. {command}, or correct "
+                "the path."
+            )
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)
         self.spelled_out(dataclasses.asdict(self))  # type: ignore[call-overload]
         try:
             file = weight_file_in(path, WEIGHT_FILES).path if path.is_dir() else path
         except UnusableFile as problem:
-            raise CheckpointError(f"ae.from_pretrained = {path}", str(problem)) from None
+            raise CheckpointError(f"ae.from_pretrained = {path}: {problem}.") from None
         if file.suffix == ".safetensors":
             self._check_weights(file)
         return file
@@ -208,10 +211,11 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         try:
             names = read_safetensors_header(file).tensors
         except UnusableFile as problem:
-            raise CheckpointError(what, str(problem), "copy or download the file again") from None
+            raise CheckpointError(f"{what}: {problem}. Copy or download the file again.") from None
         if not any(name.endswith(self.weight_name) for name in names):
-            reason = f"holds no {self.diffusers_class}: it has no weight {self.weight_name}"
-            raise CheckpointError(what, reason, f"name one{self.such_as}")
+            raise CheckpointError(
+                f"{what} holds no {self.diffusers_class}: it has no weight {self.weight_name}. Name one{self.such_as}."
+            )
 
 
 def config_file(from_pretrained: str) -> Path:
@@ -228,8 +232,10 @@ def read_facts(facts: type[Facts], path: Path, where: str, diffusers_class: str)
     content = read_json(path, f"{where}.from_pretrained")
     kind = content.get("_class_name", diffusers_class)
     if kind != diffusers_class:
-        reason = f"is of class {shorten_repr(kind)}, not {diffusers_class}"
-        raise ConfigError(f"{where}.from_pretrained = {path}", reason, f"name the folder of an {diffusers_class}")
+        raise ConfigError(
+            f"{where}.from_pretrained = {path} is of class {shorten_repr(kind)}, not {diffusers_class}. Name the "
+            f"folder of an {diffusers_class}."
+        )
     known = {field.name for field in dataclasses.fields(facts)}  # type: ignore[arg-type]
     return from_mapping(facts, {key: content[key] for key in content if key in known}, str(path))
 
@@ -246,10 +252,12 @@ def check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, 
         if values is None:
             continue
         if len(values) != channels:
-            raise ConfigError(f"ae.{name}", f"has {len(values)} numbers, but a latent has {channels} channels")
+            raise ConfigError(f"ae.{name} has {len(values)} numbers, but a latent has {channels} channels.")
         if not all(map(math.isfinite, values)) or (name == "latents_std" and min(values) <= 0):
-            reason = "must be finite numbers, and standard deviations must be positive"
-            raise ConfigError(f"ae.{name} = {shorten_repr(list(values))}", reason)
+            raise ConfigError(
+                f"ae.{name} = {shorten_repr(list(values))} must be finite numbers, and standard deviations must be "
+                "positive."
+            )
 
 
 def divided(size: Shape, factor: int) -> Shape:
@@ -259,9 +267,10 @@ def divided(size: Shape, factor: int) -> Shape:
         if side % factor:
             setting = "image_size" if size == (height, height) else _SETTINGS[name]
             lower = side - side % factor
-            reason = f"is not a multiple of the autoencoder's factor: {side} % {factor} = {side % factor}"
-            cure = f"use {f'{lower} or ' if lower else ''}{lower + factor}"
-            raise ConfigError(f"dataset_param.{setting} = {side}", reason, cure)
+            raise ConfigError(
+                f"dataset_param.{setting} = {side} is not a multiple of the autoencoder's factor: {side} % {factor} "
+                f"= {side % factor}. Use {f'{lower} or ' if lower else ''}{lower + factor}."
+            )
     return height // factor, width // factor
 
 
@@ -279,7 +288,7 @@ class PixelConfig(AutoencoderConfig):
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
-            raise self.error("channels", "images are grey (1) or RGB (3)")
+            raise self.error("channels", ": images are grey (1) or RGB (3).")
 
     @property
     def latent_channels(self) -> int:  # type: ignore[override]
@@ -319,8 +328,11 @@ class TilingParam(Section):
         for side in ("height", "width"):
             tile, stride = getattr(self, f"tile_sample_min_{side}"), f"tile_sample_stride_{side}"
             if not 1 <= getattr(self, stride) <= tile:
-                reason = f"must be at least 1 and at most tile_sample_min_{side} = {tile}, or tiles leave gaps"
-                raise self.error(stride, reason, "MindSpeed-MM's examples have 192 of 256")
+                raise self.error(
+                    stride,
+                    f"must be at least 1 and at most tile_sample_min_{side} = {tile}, or tiles leave gaps. "
+                    "MindSpeed-MM's examples have 192 of 256.",
+                )
 
 
 @dataclass(frozen=True)
@@ -342,8 +354,10 @@ class WanLatentFacts:
 
     def __post_init__(self) -> None:
         if not len(self.latents_mean) == len(self.latents_std) == self.z_dim or min(self.latents_std, default=0) <= 0:
-            reason = f"must be {self.z_dim} numbers each, and the latter positive"
-            raise ConfigError("latents_mean, latents_std", reason, "copy the autoencoder again")
+            raise ConfigError(
+                f"latents_mean, latents_std must be {self.z_dim} numbers each, and the latter positive. Copy the "
+                "autoencoder again."
+            )
 
     def settings(self) -> dict[str, int | float]:
         """Return the settings of section ``ae`` in config.json. (diffusers ignores its ``scale_factor_*``.)"""
@@ -404,9 +418,10 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
         frames = size[0]
         if left := (frames - 1) % self.temporal_factor:
             each = self.temporal_factor
-            reason = f"the autoencoder encodes one frame, then {each} at a time, and would drop the last {left}"
-            cure = f"use {frames - left} or {frames - left + each}"
-            raise ConfigError(f"dataset_param.num_frames = {frames}", reason, cure)
+            raise ConfigError(
+                f"dataset_param.num_frames = {frames}: the autoencoder encodes one frame, then {each} at a time, and "
+                f"would drop the last {left}. Use {frames - left} or {frames - left + each}."
+            )
         f = (frames - 1) // self.temporal_factor + 1
         return self.latent_channels, f, *divided(size, self.spatial_factor)
 
@@ -509,8 +524,11 @@ class ImageAutoencoderConfig(PretrainedAutoencoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 1e-6 <= abs(self.scaling_factor) <= 1e6:
-            cure = "use the value in the autoencoder's config.json; Stable Diffusion has 0.18215"
-            raise self.error("scaling_factor", "must have a magnitude from 1e-6 to 1e6", cure)
+            raise self.error(
+                "scaling_factor",
+                "must have a magnitude from 1e-6 to 1e6. Use the value in the autoencoder's config.json; Stable "
+                "Diffusion has 0.18215.",
+            )
 
     def scale(self) -> LatentScale:
         return LatentScale(self.shift_factor, self.scaling_factor)
@@ -542,7 +560,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
         super().__post_init__()
         check_statistics(self.latents_mean, self.latents_std, self.latent_channels)
         if self.latents_mean and self.shift_factor:
-            raise ConfigError("ae.latents_mean, shift_factor", "both would be subtracted", "keep one of the two")
+            raise ConfigError("ae.latents_mean, shift_factor: both would be subtracted. Keep one of the two.")
 
     @property
     def samples_posterior(self) -> bool:
@@ -655,8 +673,7 @@ class Flux2VAEConfig(PretrainedAutoencoderConfig):
         try:
             mean, variance = (read_floats(file, f"bn.running_{name}") for name in ("mean", "var"))
         except UnusableFile as problem:
-            cure = "copy or download the file again"
-            raise CheckpointError(f"ae.from_pretrained = {file}", str(problem), cure) from None
+            raise CheckpointError(f"ae.from_pretrained = {file}: {problem}. Copy or download the file again.") from None
         std = np.sqrt(variance + np.float32(facts.batch_norm_eps))
         check_statistics(mean.tolist(), std.tolist(), self.latent_channels)
         return LatentScale(shift=tuple(mean.tolist()), std=tuple(std.tolist()))

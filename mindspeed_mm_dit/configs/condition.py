@@ -136,14 +136,17 @@ class TextCondition(FloatCondition):
             if width != expected:
                 kind, has, are = ("pooled vector", "has", "is") if "pooled" in setting else ("states", "have", "are")
                 problem = f"{has} width {width}" if width else f"{are} not available"
-                reason = f"the text encoder's {kind} {problem} (by its config.json)"
-                cure = f"write {width}" if width else "use a text encoder that pools, such as clip or bert"
-                raise ConfigError(f"predictor.{setting} = {expected}", reason, cure)
+                cure = f"Write {width}." if width else "Use a text encoder that pools, such as clip or bert."
+                raise ConfigError(
+                    f"predictor.{setting} = {expected}: the text encoder's {kind} {problem} (by its config.json). "
+                    f"{cure}"
+                )
 
     def unconditional(self, count: int) -> Arrays:
         """Raise ConfigError: only a text encoder can compute it."""
-        reason = "has an unconditional value that only a text encoder can compute"
-        raise ConfigError(f"predictor: its {self.name}", reason)
+        raise ConfigError(
+            f"predictor: its {self.name} has an unconditional value that only a text encoder can compute."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,8 +323,9 @@ class Conditions(tuple[Condition, ...]):
         names = [name for condition in conditions for name in condition.names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            what = f"predictor: the condition {twice[0]!r}"
-            raise ConfigError(what, "is the name of two conditions", "give each its own name")
+            raise ConfigError(
+                f"predictor: the condition {twice[0]!r} is the name of two conditions. Give each its own name."
+            )
         return super().__new__(cls, conditions)
 
     def __getnewargs__(self) -> tuple[Condition, ...]:
@@ -447,8 +451,10 @@ class JoinedText(TextCondition):
         super().check_encoders(encoders)
         first, second = (encoders[number].max_length for number in POOLING)
         if first != second:
-            reason = f"must be {first}, that of the first: their states are concatenated"
-            raise ConfigError(f"text_encoder[1].max_length = {second}", reason)
+            raise ConfigError(
+                f"text_encoder[1].max_length = {second} must be {first}, that of the first: their states are "
+                "concatenated."
+            )
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:

@@ -36,23 +36,23 @@ class MixedParam(SourceParam):
     def __post_init__(self) -> None:
         if len(self.sources) < 2 or len(self.weights) != len(self.sources):
             reason = f"has {len(self.weights)} numbers for {len(self.sources)} sources"
-            raise self.error("weights", reason, "list two or more sources, and a weight for each")
+            raise self.error("weights", f"{reason}. List two or more sources, and a weight for each.")
         super().__post_init__()
         for number, source in enumerate(self.sources):
             what = f"dataset_param.sources[{number}]"
             if source.cache is not None or isinstance(source, MixedParam):
-                cure = "list data sets of files: a mix is encoded during training"
-                raise ConfigError(what, "is a cache or a mix itself", cure)
+                cure = "List data sets of files: a mix is encoded during training."
+                raise ConfigError(f"{what} is a cache or a mix itself. {cure}")
             if source.valid_fraction:
-                cure = "set dataset_param.valid_fraction"
-                raise ConfigError(f"{what}.valid_fraction", "applies to one source only", cure)
+                cure = "Set dataset_param.valid_fraction."
+                raise ConfigError(f"{what}.valid_fraction applies to one source only. {cure}")
         for key in ("bucket_group", "caption_dropout_prob"):
             values = [getattr(source, key) for source in self.sources]
             if len(set(values)) > 1:
                 reason = (
                     "must be equal: the samples of all sources are grouped, and lose their captions, in the same way"
                 )
-                raise ConfigError(f"dataset_param.sources: {key} = {values}", reason, "write one number")
+                raise ConfigError(f"dataset_param.sources: {key} = {values} {reason}. Write one number.")
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ class MixedParam(SourceParam):
 
     def pixel_cache_key(self) -> str:
         """Raise ConfigError: a cache holds one data set."""
-        raise ConfigError("dataset_param.sources", "cannot be cached together", "train without a cache")
+        raise ConfigError("dataset_param.sources cannot be cached together. Train without a cache.")
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,8 @@ def _samples(section: Any, where: str) -> SourceParam:
         return from_mapping(MixedParam, {**section, "sources": sources}, where)
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
-        cure = f"{nearest(str(kind), SOURCE_CONFIGS)}Known: {', '.join(SOURCE_CONFIGS)}"
-        raise ConfigError(f"{where}.dataset_type = {shorten_repr(kind)}", "unknown kind of data set", cure)
+        raise ConfigError(
+            f"{where}.dataset_type = {shorten_repr(kind)}: unknown kind of data set. "
+            f"{nearest(str(kind), SOURCE_CONFIGS)}Known: {', '.join(SOURCE_CONFIGS)}"
+        )
     return from_mapping(SOURCE_CONFIGS[kind], section, where)

@@ -56,8 +56,11 @@ class GaussianDiffusionConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.noise_schedule == "linear" and (steps := self.num_train_timesteps) <= 20:
-            reason = f"the linear schedule would end at beta = 20 / {steps}, which must be below 1"
-            raise self.error("num_train_timesteps", reason, "use more than 20, or noise_schedule squaredcos_cap_v2")
+            raise self.error(
+                "num_train_timesteps",
+                f": the linear schedule would end at beta = 20 / {steps}, which must be below 1. Use more than 20, "
+                "or noise_schedule squaredcos_cap_v2.",
+            )
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError unless ``out_channels`` is ``in_channels``, or twice as many if the variance is learned."""
@@ -65,9 +68,11 @@ class GaussianDiffusionConfig(Section):
         needed = in_channels * (2 if learned else 1)
         if out_channels != needed:
             parts = f"{in_channels} for noise" + (" and as many for variances" if learned else "")
-            reason = f"does not fit a network of {out_channels} output channels: it needs {needed}, {parts}"
-            cure = "'learned_range' goes with a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false"
-            raise self.error("variance_type", reason, cure)
+            raise self.error(
+                "variance_type",
+                f"does not fit a network of {out_channels} output channels: it needs {needed}, {parts}. "
+                "'learned_range' goes with a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false.",
+            )
 
     @property
     def saved_tensors(self) -> int:
@@ -141,20 +146,25 @@ class FlowMatchingConfig(Section):
         super().__post_init__()
         self._check_weight()
         if self.prediction_type == "data" and self.path != "linear":
-            raise self.error("prediction_type", f"needs path 'linear', not {self.path!r}", "set path to 'linear'")
+            raise self.error("prediction_type", f"needs path 'linear', not {self.path!r}. Set path to 'linear'.")
         if self.cosine_loss and self.prediction_type != "velocity":
-            reason = f"compares velocities, but prediction_type is {self.prediction_type!r}"
-            raise self.error("cosine_loss", reason, "predict 'velocity', or drop it")
+            raise self.error(
+                "cosine_loss",
+                f"compares velocities, but prediction_type is {self.prediction_type!r}. Predict 'velocity', or drop "
+                "it.",
+            )
         if (name := self.sample_schedule) is not None:
             if name not in SCHEDULES:
-                cure = f"{nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}"
-                raise self.error("sample_schedule", "is not a published table of times", cure)
+                raise self.error(
+                    "sample_schedule",
+                    f"is not a published table of times. {nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}",
+                )
             if (self.path, self.prediction_type) != ("linear", "velocity"):
-                raise self.error("sample_schedule", "needs path 'linear' and prediction_type 'velocity'", "drop it")
+                raise self.error("sample_schedule", "needs path 'linear' and prediction_type 'velocity'. Drop it.")
         shifts = {"shift": self.shift != 1, "shift_base": self.shift_base, "dynamic_shift": self.dynamic_shift}
         first, *others = [name for name, is_set in shifts.items() if is_set] or [""]
         if others:
-            raise self.error(first, f"contradicts {others[0]} = {getattr(self, others[0])}", "drop one of them")
+            raise self.error(first, f"contradicts {others[0]} = {getattr(self, others[0])}. Drop one of them.")
         self._check_ends()
 
     def _check_weight(self) -> None:
@@ -162,13 +172,13 @@ class FlowMatchingConfig(Section):
         known = _WEIGHTS.get(self.prediction_type, SIT_WEIGHTS)
         if self.loss_weight in (None, *known):
             if self.loss_weight is not None and known is not SIT_WEIGHTS and self.path != "linear":
-                raise self.error("loss_weight", f"needs path 'linear', not {self.path!r}", "set it to null")
+                raise self.error("loss_weight", f"needs path 'linear', not {self.path!r}. Set it to null.")
         elif self.loss_weight in SIT_WEIGHTS or not known:
             reason = f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity"
-            raise self.error("loss_weight", reason, "set it to null, or predict 'noise' or 'score'")
+            raise self.error("loss_weight", f"{reason}. Set it to null, or predict 'noise' or 'score'.")
         else:
             reason = f"is for predicted velocities, but prediction_type is {self.prediction_type!r}"
-            raise self.error("loss_weight", reason, f"use {' or '.join(known)}, or null")
+            raise self.error("loss_weight", f"{reason}. Use {' or '.join(known)}, or null.")
 
     def shift_of(self, shape: tuple[int, ...], sampling: bool = False) -> float:
         """Return the time shift for latents of ``shape`` (C, ...); above 1 moves times towards noise."""
@@ -189,12 +199,11 @@ class FlowMatchingConfig(Section):
             ("sample_eps", sample, infinite_velocity, "the velocity computed from the network's output"),
         ):
             if is_infinite and eps < _MIN_EPS:
-                reason = (
-                    f"{what} is infinite at an end of the times, with path {self.path!r}, prediction_type "
-                    f"{self.prediction_type!r} and loss_weight {self.loss_weight!r}"
+                raise ConfigError(
+                    f"diffusion.{name} = {eps:g}: {what} is infinite at an end of the times, with path "
+                    f"{self.path!r}, prediction_type {self.prediction_type!r} and loss_weight {self.loss_weight!r}. "
+                    f"Set it to null, which is as published, or to {_MIN_EPS:g} or more."
                 )
-                cure = f"set it to null, which is as published, or to {_MIN_EPS:g} or more"
-                raise ConfigError(f"diffusion.{name} = {eps:g}", reason, cure)
 
     @property
     def eps(self) -> tuple[float, float]:
@@ -205,9 +214,10 @@ class FlowMatchingConfig(Section):
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError if the network has too few output channels; extra channels are ignored (SiT)."""
         if out_channels < in_channels:
-            reason = f"flow matching predicts each of the {in_channels} channels of a latent"
-            cure = f"give the predictor {in_channels} output channels"
-            raise ConfigError(f"predictor: {out_channels} channels of output", reason, cure)
+            raise ConfigError(
+                f"predictor: {out_channels} channels of output: flow matching predicts each of the {in_channels} "
+                f"channels of a latent. Give the predictor {in_channels} output channels."
+            )
 
     def train_interval(self) -> tuple[float, float]:
         """Return the first and last time of training."""
@@ -280,8 +290,9 @@ class MeanFlowConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0.0 <= self.t_start <= self.t_end <= 1.0:
-            what = f"diffusion.t_start = {self.t_start}, t_end = {self.t_end}"
-            raise ConfigError(what, "must satisfy 0 <= t_start <= t_end <= 1")
+            raise ConfigError(
+                f"diffusion.t_start = {self.t_start}, t_end = {self.t_end} must satisfy 0 <= t_start <= t_end <= 1."
+            )
 
     @property
     def is_guided(self) -> bool:
@@ -291,23 +302,26 @@ class MeanFlowConfig(Section):
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError unless the network outputs a velocity and no variance."""
         if out_channels != in_channels:
-            reason = f"MeanFlow learns only a velocity for each of the {in_channels} channels of a latent"
-            cure = "set predictor.learn_sigma to false"
-            raise ConfigError(f"predictor: {out_channels} channels of output", reason, cure)
+            raise ConfigError(
+                f"predictor: {out_channels} channels of output: MeanFlow learns only a velocity for each of the "
+                f"{in_channels} channels of a latent. Set predictor.learn_sigma to false."
+            )
 
     def check_predictor(self, predictor: Any) -> None:
         """Raise ConfigError for a network that takes one timestep, or lacks the unconditional class guidance needs."""
         name, conditions = f"predictor {predictor.model_id!r}", predictor.conditions
         if predictor.num_time_inputs != 2:
             reason = "takes one timestep; MeanFlow needs two, r and t"
-            raise ConfigError(name, reason, "set predictor.h_embedder to true")
+            raise ConfigError(f"{name}: {reason}. Set predictor.h_embedder to true.")
         if conditions.items != ("label",):
             reason = f"only supports labels, but {name} is conditioned on {' and '.join(conditions.items)}"
-            raise self.error("model_id", reason, "use flow_matching")
+            raise self.error("model_id", f": {reason}. Use flow_matching.")
         if self.is_guided and not conditions.has_unconditional:
             reason = "need the prediction for the unconditional class, which this network does not learn"
-            cure = "set predictor.class_dropout_prob to 0.1, or omega to 1 and kappa to 0"
-            raise ConfigError(f"diffusion.omega = {self.omega}, kappa = {self.kappa}", reason, cure)
+            raise ConfigError(
+                f"diffusion.omega = {self.omega}, kappa = {self.kappa}: {reason}. Set predictor.class_dropout_prob "
+                "to 0.1, or omega to 1 and kappa to 0."
+            )
 
 
 @dataclass(frozen=True)
@@ -346,12 +360,14 @@ class WanFlowConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.sigma_min < self.sigma_max <= 1:
-            what = f"diffusion.sigma_min = {self.sigma_min}, sigma_max = {self.sigma_max}"
-            raise ConfigError(what, "must satisfy 0 <= sigma_min < sigma_max <= 1", "the tutorial has 0 and 1")
+            raise ConfigError(
+                f"diffusion.sigma_min = {self.sigma_min}, sigma_max = {self.sigma_max} must satisfy 0 <= sigma_min < "
+                "sigma_max <= 1. The tutorial has 0 and 1."
+            )
         low, high = self.window
         if not 0 <= low < high <= 1:
             reason = f"must be two noise levels 0 <= low < high <= 1, or times up to {self.num_train_timesteps}"
-            raise self.error("timestep_window", reason, "Wan 2.2's experts have [0.875, 1] and [0, 0.875]")
+            raise self.error("timestep_window", f": {reason}. Wan 2.2's experts have [0.875, 1] and [0, 0.875].")
         low, high = self.min_timestep_boundary, self.max_timestep_boundary
         is_range = 0 <= low < high <= 1
         first, end = self.trained_rows if is_range else (0, 0)
@@ -360,9 +376,10 @@ class WanFlowConfig(Section):
         limits = f"min_timestep_boundary = {low}, max_timestep_boundary = {high}"
         reason = f"none of {self.num_train_timesteps} timesteps to train on"
         if is_range and self.window != (0, 1):
-            raise self.error("timestep_window", f"leaves {reason}, with {limits}", "widen it")
-        cure = "leave both out to train on all"
-        raise ConfigError(f"diffusion.{limits}", f"leave {reason}: must satisfy 0 <= min < max <= 1", cure)
+            raise self.error("timestep_window", f"leaves {reason}, with {limits}. Widen it.")
+        raise ConfigError(
+            f"diffusion.{limits}: leave {reason}: must satisfy 0 <= min < max <= 1. Leave both out to train on all."
+        )
 
     @property
     def window(self) -> tuple[float, float]:
@@ -378,9 +395,10 @@ class WanFlowConfig(Section):
     def check_output(self, in_channels: int, out_channels: int) -> None:
         """Raise ConfigError unless the network outputs exactly one velocity per channel of a latent."""
         if out_channels != in_channels:
-            reason = f"the velocity has the {in_channels} channels of a latent"
-            cure = f"give the predictor {in_channels} output channels"
-            raise ConfigError(f"predictor: {out_channels} channels of output", reason, cure)
+            raise ConfigError(
+                f"predictor: {out_channels} channels of output: the velocity has the {in_channels} channels of a "
+                f"latent. Give the predictor {in_channels} output channels."
+            )
 
 
 def shifted(sigmas: np.ndarray, shift: float) -> np.ndarray:

@@ -153,22 +153,22 @@ class DiTConfig(PredictorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (self.num_classes or self.texts):
-            raise self.error("num_classes", "must be a positive whole number, unless the network has a text condition")
+            raise self.error("num_classes", "must be a positive whole number, unless the network has a text condition.")
         self.check_divides("num_heads", "hidden_size")
         if self.hidden_size % 4:
-            raise self.error("hidden_size", "2-D sin-cos positions need a multiple of 4")
+            raise self.error("hidden_size", ": 2-D sin-cos positions need a multiple of 4.")
         self.check_divides("patch_size", "input_size", ", or another input_size")
         if not 1 <= self.hidden_size * self.mlp_ratio <= MAX_INT64 or self.mlp_hidden_size < 1:
             reason = (
                 f"gives the MLP's hidden layer no valid width: hidden_size({self.hidden_size}) * mlp_ratio must be "
             )
             raise self.error(
-                "mlp_ratio", f"{reason}at least 1, and no more than a tensor can have", "the published DiT has 4.0"
+                "mlp_ratio", f": {reason}at least 1, and no more than a tensor can have. The published DiT has 4.0."
             )
         if self.rope and self.head_dim % 4:
             reason = "rotates pairs by row and by column, so the width of a head must be a multiple of 4: "
             width = f"hidden_size({self.hidden_size}) / num_heads({self.num_heads}) = {self.head_dim}"
-            raise self.error("rope", reason + width, "use another num_heads")
+            raise self.error("rope", f": {reason}{width}. Use another num_heads.")
         if self.latent_size is not None:
             self._check_latent_size(self.latent_size)
         self._check_tokens()
@@ -176,26 +176,29 @@ class DiTConfig(PredictorConfig):
     def _check_latent_size(self, size: tuple[int, ...]) -> None:
         """Raise ConfigError unless latents of ``size`` can be cut into patches."""
         if len(size) != 2:
-            raise self.error("latent_size", "must be two positive whole numbers: height and width")
+            raise self.error("latent_size", "must be two positive whole numbers: height and width.")
         for side in size:
             if side % self.patch_size:
                 reason = f"is not a whole number of patches: {side} % {self.patch_size} = {side % self.patch_size}"
-                raise self.error("latent_size", reason, f"use multiples of {self.patch_size}")
+                raise self.error("latent_size", f"{reason}. Use multiples of {self.patch_size}.")
         if self.z_dims and size[0] != size[1]:
             reason = "is not square, but a teacher's features need square latents"
-            raise self.error("latent_size", reason, "drop z_dims and teacher")
+            raise self.error("latent_size", f"{reason}. Drop z_dims and teacher.")
 
     def _check_tokens(self) -> None:
         """Raise ConfigError for in-context tokens or projectors that do not fit this network."""
         if self.in_context_len and not self.num_classes:
             reason = "needs labels, but num_classes is 0"
-            raise self.error("in_context_len", reason, "drop it: each block attends to the caption already")
+            raise self.error("in_context_len", f"{reason}. Drop it: each block attends to the caption already.")
         if self.in_context_start >= self.num_layers:
             reason = f"is not a block of this network: num_layers is {self.num_layers}, and blocks are counted from 0"
-            raise self.error("in_context_start", reason)
+            raise self.error("in_context_start", f"{reason}.")
         if self.in_context_start and not self.in_context_len:
-            cure = "set in_context_len to the number of these tokens, or drop in_context_start"
-            raise self.error("in_context_start", "has no effect where in_context_len is 0", cure)
+            raise self.error(
+                "in_context_start",
+                "has no effect where in_context_len is 0. Set in_context_len to the number of these tokens, or drop "
+                "in_context_start.",
+            )
         if self.z_dims:
             check_between("predictor.projector_dim", self.projector_dim, 1, MAX_INT64)
             check_between("predictor.encoder_depth", self.encoder_depth, 1, self.num_layers)
@@ -203,10 +206,10 @@ class DiTConfig(PredictorConfig):
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless the ranks can split heads and tokens evenly, and the loss needs only gradients."""
         if ranks > 1 and self.h_embedder:
-            reason = (
-                "is not supported with h_embedder (MeanFlow): its time derivative needs the whole sample on one rank"
+            raise ConfigError(
+                f"--context-parallel-size = {ranks} is not supported with h_embedder (MeanFlow): its time derivative "
+                "needs the whole sample on one rank. Use 1."
             )
-            raise ConfigError(f"--context-parallel-size = {ranks}", reason, "use 1")
         tokens = {
             "tokens of an image": self.num_tokens,
             "tokens of an image and in context": self.num_tokens + self.in_context_len,

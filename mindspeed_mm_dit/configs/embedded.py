@@ -34,7 +34,11 @@ def config_folder(name: str) -> Path:
         return known[name]
     if Path(name).is_dir():
         missing = [file for file in (*CONFIG_FILES, FLAGS_FILE) if not (Path(name) / file).is_file()]
-        cure = "mm-dit init IMAGES --output CONFIG writes a whole config folder; docs/extending.md shows one by hand"
-        raise ConfigError(f"CONFIG = {name}", f"is not a config folder: it lacks {', '.join(missing)}", cure)
-    reason = f"is neither a folder with a {FLAGS_FILE} nor an embedded config"
-    raise ConfigError(f"CONFIG = {name}", reason, f"{nearest(name, known)}mm-dit train --help names the embedded ones")
+        raise ConfigError(
+            f"CONFIG = {name} is not a config folder: it lacks {', '.join(missing)}. mm-dit init IMAGES --output "
+            "CONFIG writes a whole config folder; docs/extending.md shows one by hand."
+        )
+    raise ConfigError(
+        f"CONFIG = {name} is neither a folder with a {FLAGS_FILE} nor an embedded config. "
+        f"{nearest(name, known)}mm-dit train --help names the embedded ones."
+    )

@@ -151,7 +151,7 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
     """Return the SHA-256 over the weights and config files at ``path``, a folder or one file; ``setting`` names it."""
     root = Path(path)
     if not root.exists():
-        raise DataError(f"{setting} = {path}", "there is no such file or folder", "correct the path")
+        raise DataError(f"{setting} = {path}: there is no such file or folder. Correct the path.")
     suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model"}
     files = sorted(file for file in root.iterdir() if file.suffix in suffixes) if root.is_dir() else [root]
     stamps = []
@@ -159,7 +159,7 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
         try:
             stamps.append((str(file.absolute()), check_file(file), os.stat(file).st_mtime_ns))
         except UnusableFile as problem:
-            raise DataError(f"{setting} = {path}", f"{file} {problem}", "copy the files again") from None
+            raise DataError(f"{setting} = {path}: {file} {problem}. Copy the files again.") from None
     return _digest_of_all(tuple(stamps))
 
 
@@ -212,7 +212,7 @@ def check_model_folder(setting: str, folder: Path) -> None:
     else:
         reason = "is a file, not a folder" if folder.is_file() else "there is no such folder; nothing is downloaded"
     cure = fetch_command(folder) or "name a local folder with config.json and weights, or correct the path"
-    raise CheckpointError(f"{setting} = {folder}", reason, cure)
+    raise CheckpointError(f"{setting} = {folder}: {reason}. {cure}")
 
 
 def list_first_names(folder: Path) -> str:
@@ -240,8 +240,9 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         os.replace(temporary, path)
     except (OSError, SafetensorError) as error:
-        cure = "free some space and run again to resume"
-        raise DataError(str(path), f"cannot be written: {error_text(error)}", cure) from None
+        raise DataError(
+            f"{path} cannot be written: {error_text(error)}. Free some space and run again to resume."
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -322,9 +323,10 @@ def check_names_no_code(setting: str, folder: Path) -> None:
     for file in sorted(folder.glob("*config.json")):
         for key, value in _pairs(read_any_json(file, setting)):
             if key in _NAMES_CODE and value and value not in _BUILT_IN_ATTENTION:
-                cure = "remove the key if the folder works without it, or name another folder"
-                what = f"{setting} = {file}: {key} = {shorten_repr(value)}"
-                raise ConfigError(what, "names code, which is never run or fetched", cure)
+                raise ConfigError(
+                    f"{setting} = {file}: {key} = {shorten_repr(value)} names code, which is never run or fetched. "
+                    "Remove the key if the folder works without it, or name another folder."
+                )
 
 
 def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
@@ -366,11 +368,11 @@ def read_yaml(path: str | Path, flag: str) -> Any:
     except ConfigError:
         raise
     except yaml.YAMLError as error:
-        raise ConfigError(what, f"is not YAML: {error}") from None
+        raise ConfigError(f"{what} is not YAML: {error}.") from None
     except RecursionError:
-        raise ConfigError(what, "is nested too deeply to be a config file") from None
+        raise ConfigError(f"{what} is nested too deeply to be a config file.") from None
     except Exception as error:  # (PyYAML lets through whatever an invalid date or number raises)
-        raise ConfigError(what, f"holds a value that cannot be read: {error}") from None
+        raise ConfigError(f"{what} holds a value that cannot be read: {error}.") from None
 
 
 UNREADABLE: tuple[type[Exception], ...]

@@ -71,8 +71,10 @@ class Fsdp2Config(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.expert_parallel_size not in (None, 1) or self.moe_modules:
-            what = f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}"
-            raise ConfigError(what, "a DiT has no experts", "drop both keys")
+            raise ConfigError(
+                f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}: a DiT has no "
+                "experts. Drop both keys."
+            )
 
     @property
     def ignored(self) -> tuple[str, ...]:
@@ -84,12 +86,15 @@ class Fsdp2Config(Section):
         size = world_size if self.sharding_size == "auto" else self.sharding_size or 1
         if world_size % size:
             product = f"sharding_size({size}) * replicas({world_size // size}) != WORLD_SIZE({world_size})"
-            cure = "use null, 'auto' or a divisor of the number of ranks"
-            raise ConfigError(f"fsdp2.yaml: sharding_size = {size}", f"does not divide the ranks: {product}", cure)
+            raise ConfigError(
+                f"fsdp2.yaml: sharding_size = {size} does not divide the ranks: {product}. Use null, 'auto' or a "
+                "divisor of the number of ranks."
+            )
         if type(self.reshard_after_forward) is int and size % self.reshard_after_forward:
-            reason = f"does not divide the {size} ranks that share one copy of the weights"
-            what = f"fsdp2.yaml: reshard_after_forward = {self.reshard_after_forward}"
-            raise ConfigError(what, reason, "use true, false, or a divisor of them")
+            raise ConfigError(
+                f"fsdp2.yaml: reshard_after_forward = {self.reshard_after_forward} does not divide the {size} ranks "
+                "that share one copy of the weights. Use true, false, or a divisor of them."
+            )
         return size
 
 
@@ -99,8 +104,7 @@ def load_fsdp2_config(path: str | Path | None) -> Fsdp2Config:
         return Fsdp2Config()
     content = read_yaml(path, "--fsdp2-config-path")
     if content is None:
-        cure = "drop the flag to have every default, or write {}"
-        raise ConfigError(f"--fsdp2-config-path = {path}", "is empty", cure)
+        raise ConfigError(f"--fsdp2-config-path = {path} is empty. Drop the flag to have every default, or write {{}}.")
     return from_mapping(Fsdp2Config, content, str(path))
 
 
@@ -118,7 +122,7 @@ def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: st
         missing = [name for name in expanded if name not in names]
         if missing or not expanded:
             reason = "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}"
-            raise ConfigError(where, reason, _known_modules(missing[0] if missing else path, names))
+            raise ConfigError(f"{where}: {reason}. {_known_modules(missing[0] if missing else path, names)}")
         matches.update(dict.fromkeys(expanded))
     return list(matches)
 
@@ -127,7 +131,7 @@ def _expand(path: str, names: list[str], where: str) -> list[str]:
     match = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", path)
     if match is None:
         if "{" in path or "}" in path:
-            raise ConfigError(where, "at most one pair of braces is supported", "split it into several paths")
+            raise ConfigError(f"{where}: at most one pair of braces is supported. Split it into several paths.")
         return [path]
     prefix, inner, suffix = match.groups()
     if inner == "*":
@@ -143,13 +147,13 @@ def numbers_in(inner: str, where: str, most: int) -> list[int]:
     for part in inner.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
         if match is None:
-            raise ConfigError(where, f"{part!r} is neither a number nor a range such as 0-20")
+            raise ConfigError(f"{where}: {part!r} is neither a number nor a range such as 0-20.")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ConfigError(where, f"the range {part!r} runs backwards")
+            raise ConfigError(f"{where}: the range {part!r} runs backwards.")
         if last - first >= most:
             raise ConfigError(
-                where, f"the range {shorten_repr(part)} is longer than the model, which has {most} modules"
+                f"{where}: the range {shorten_repr(part)} is longer than the model, which has {most} modules."
             )
         numbers.extend(range(first, last + 1))
     return numbers

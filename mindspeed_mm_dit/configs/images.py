@@ -65,32 +65,33 @@ class DatasetParam(FilesParam):
         super().__post_init__()
         self._check_captions()
         if self.single_class and self.index is not None:
-            raise self.error("single_class", f"contradicts index = {self.index}, which names classes", "drop one")
+            raise self.error("single_class", f"contradicts index = {self.index}, which names classes. Drop one.")
         if self.dataset_type != "image_folder" and (self.index or self.single_class or self.source):
-            cure = "drop index, single_class and source"
-            raise self.error("dataset_type", "shards contain the class of each image", cure)
+            raise self.error(
+                "dataset_type", ": shards contain the class of each image. Drop index, single_class and source."
+            )
         self.check_buckets(2, "image_size")
 
     def _check_captions(self) -> None:
         """Raise ConfigError unless each of ``captions`` names something that this kind of data set has."""
         names = self.caption_fields
         endings, parquet = [name.startswith(".") for name in names], self.dataset_type == "parquet"
-        reason, cure = "", 'write the ending of a file, such as ".txt"'
+        reason, cure = "", 'Write the ending of a file, such as ".txt".'
         if self.captions is not None and not all(names or [""]):
-            reason, cure = "names nothing", 'write a column, or an ending such as ".txt"'
+            reason, cure = "names nothing", 'Write a column, or an ending such as ".txt".'
         elif any(name.partition(":")[0] == ".json" and name[5:] in ("", ":") for name in names):
-            reason, cure = "does not name a key of the JSON object", 'write ".json:caption"'
+            reason, cure = "does not name a key of the JSON object", 'Write ".json:caption".'
         elif any("/" in name for name in names if name.startswith(".")):
-            reason, cure = "is a path, not the ending of a file next to the image", 'write ".txt" or the like'
+            reason, cure = "is a path, not the ending of a file next to the image", 'Write ".txt" or the like.'
         elif any(endings) and not all(endings):
-            reason, cure = "mixes columns with file endings", "name only columns"
+            reason, cure = "mixes columns with file endings", "Name only columns."
         elif any(endings) and parquet:
-            reason, cure = "is a file ending, but Parquet has columns", "name only columns"
+            reason, cure = "is a file ending, but Parquet has columns", "Name only columns."
         elif names and not any(endings) and not self.index and not parquet:
             has = "a tar has" if self.dataset_type == "webdataset" else "a folder without dataset_param.index has"
             reason = f"names a column, and {has} none"
         if reason:
-            raise self.error("captions", reason, cure)
+            raise self.error("captions", f": {reason}. {cure}")
 
     @property
     def caption_fields(self) -> tuple[str, ...]:
@@ -175,12 +176,14 @@ class ClipsParam(FilesParam):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.json_path.endswith((".json", ".jsonl")):
-            raise self.error("json_path", "is neither .json nor .jsonl", "name the annotation")
+            raise self.error("json_path", "is neither .json nor .jsonl. Name the annotation.")
         self.check_buckets(3, "num_frames", "max_height", "max_width")
         if self.extra_images and self.clip_start != "first":
-            reason = 'names one image, but with clip_start "random" a clip can begin at any frame'
-            name = f"{next(iter(self.extra_images)).replace('image', 'frame')}_key"
-            raise self.error(name, reason, 'set clip_start to "first", or drop the key')
+            raise self.error(
+                f"{next(iter(self.extra_images)).replace('image', 'frame')}_key",
+                'names one image, but with clip_start "random" a clip can begin at any frame. Set clip_start to '
+                '"first", or drop the key.',
+            )
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -213,8 +216,10 @@ class ClipsParam(FilesParam):
     def pixel_cache_key(self) -> str:
         """Return frames, size, rate and crop, as text; raises ConfigError for clips with a random start."""
         if self.clip_start != "first":
-            reason = "clips that start at random frames cannot be cached"
-            raise self.error("clip_start", reason, 'set it to "first", or train without a cache')
+            raise self.error(
+                "clip_start",
+                ': clips that start at random frames cannot be cached. Set it to "first", or train without a cache.',
+            )
         rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
         least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
         display = "" if self.display == "shown" else f", display {self.display}"

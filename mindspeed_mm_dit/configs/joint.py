@@ -59,12 +59,13 @@ class JointConfig(PredictorConfig):
         self._check_latents(self.latent_size, f"predictor.latent_size = {list(self.latent_size)}")
         axes = self.axes_dims_rope
         if axes and (min(axes) < 2 or any(width % 2 for width in axes) or sum(axes) != self.head_dim):
-            reason = f"must be even numbers whose sum is the width of a head, {self.head_dim}"
-            raise self.error("axes_dims_rope", reason)
+            raise self.error(
+                "axes_dims_rope", f"must be even numbers whose sum is the width of a head, {self.head_dim}."
+            )
 
     def _check_latents(self, size: tuple[int, ...], what: str) -> None:
         if len(size) != 2 or min(size) < 1 or any(side % self.patch_size for side in size):
-            raise ConfigError(what, f"height and width of latents must be positive multiples of {self.patch_size}")
+            raise ConfigError(f"{what}: height and width of latents must be positive multiples of {self.patch_size}.")
 
     def resized(self, shape: Shape) -> JointConfig:
         if len(shape) != 3 or shape[0] != self.in_channels:
@@ -201,7 +202,7 @@ class Flux2Config(JointConfig):
         super().__post_init__()
         check_between("predictor.mlp_ratio", self.mlp_ratio, 1 / self.hidden_size, 1000.0)
         if self.timestep_guidance_channels % 2:
-            raise self.error("timestep_guidance_channels", "must be even: half of it is cosines, half sines")
+            raise self.error("timestep_guidance_channels", "must be even: half of it is cosines, half sines.")
 
     @property
     def mlp_width(self) -> int:
@@ -298,17 +299,17 @@ class SD3Config(JointConfig):
         super().__post_init__()
         if self.hidden_size % 4:
             reason = f"times {self.num_attention_heads} heads must be a multiple of 4, for positions"
-            raise self.error("attention_head_dim", reason)
+            raise self.error("attention_head_dim", f": {reason}.")
         for number in self.dual_attention_layers:
             if not 0 <= number < self.num_layers:
                 reason = f"names block {number}, but the {self.num_layers} blocks are counted from 0"
-                raise self.error("dual_attention_layers", reason)
+                raise self.error("dual_attention_layers", f": {reason}.")
 
     def _check_latents(self, size: tuple[int, ...], what: str) -> None:
         super()._check_latents(size, what)
         if max(size) > self.patch_size * self.pos_embed_max_size:
             limit = f"predictor.pos_embed_max_size = {self.pos_embed_max_size}"
-            raise ConfigError(what, f"exceed {limit} patches on a side")
+            raise ConfigError(f"{what} exceed {limit} patches on a side.")
 
     def reduced_width(self) -> SD3Config:
         """Return the same network with at most 4 heads and blocks; the same fraction of blocks has dual attention."""

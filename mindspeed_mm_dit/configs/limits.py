@@ -59,7 +59,7 @@ def check_between(what: str, value: float, low: float, high: float, cure: str = 
     """Raise ConfigError unless ``low`` <= ``value`` <= ``high``; ``what`` names the setting, as in "ae.channels"."""
     if not low <= value <= high:
         reason = f"must be at least {low:,}" if value < low else f"must be a number of at most {high:,}"
-        raise ConfigError(f"{what} = {shorten_repr(value)}", reason, cure)
+        raise ConfigError(f"{what} = {shorten_repr(value)} {reason}. {cure}")
 
 
 def whole_number(what: str, value: Any, low: int, high: int = MAX_INT64) -> int:
@@ -72,7 +72,7 @@ def whole_number(what: str, value: Any, low: int, high: int = MAX_INT64) -> int:
     except TypeError:
         result = None
     if result is None or isinstance(value, bool):
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be a whole number")
+        raise ConfigError(f"{what} = {shorten_repr(value)} must be a whole number.")
     check_between(what, result, low, high)
     return result
 
@@ -84,7 +84,7 @@ def number(what: str, value: Any, low: float, high: float) -> float:
     except (TypeError, ValueError, RuntimeError):  # (RuntimeError: tensors of several elements)
         result = None
     if result is None or isinstance(value, (bool, str, bytes)):
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be a number")
+        raise ConfigError(f"{what} = {shorten_repr(value)} must be a number.")
     check_between(what, result, low, high)
     return result
 
@@ -92,7 +92,7 @@ def number(what: str, value: Any, low: float, high: float) -> float:
 def check_bool(what: str, value: Any) -> bool:
     """Return ``value``, perhaps a bool of NumPy, as a bool; raise ConfigError, naming ``what``, if it is not one."""
     if type(value).__name__ not in ("bool", "bool_"):
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be true or false")
+        raise ConfigError(f"{what} = {shorten_repr(value)} must be true or false.")
     return bool(value)
 
 
@@ -110,7 +110,7 @@ def check_path(what: str, path: str) -> None:
     elif len(b"/".join(names)) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in names):
         reason = "is too long, or has a name that is too long"
     if reason:
-        raise ConfigError(f"{what} = {shorten_repr(path)}", reason, "correct the path")
+        raise ConfigError(f"{what} = {shorten_repr(path)}: {reason}. Correct the path.")
 
 
 def expand_path(what: str, path: Any) -> str:
@@ -118,7 +118,7 @@ def expand_path(what: str, path: Any) -> str:
     try:
         expanded = os.path.expanduser(os.fsdecode(path))
     except TypeError:
-        raise ConfigError(f"{what} = {shorten_repr(path)}", "is not a path") from None
+        raise ConfigError(f"{what} = {shorten_repr(path)} is not a path.") from None
     check_path(what, expanded)
     return expanded
 
@@ -142,7 +142,7 @@ def integer_variable(
     if re.fullmatch("[0-9]{1,9}", text) and lowest <= int(text) <= (int(text) if highest is None else highest):
         return int(text)
     allowed = f"of at least {lowest}" if highest is None else f"from {lowest} to {highest}"
-    raise ConfigError(f"{name} = {text}", f"must be a whole number {allowed}{why}")
+    raise ConfigError(f"{name} = {text} must be a whole number {allowed}{why}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,11 +158,9 @@ class Between:
     def check(self, what: str, value: float) -> None:
         """Raise ConfigError, naming the setting ``what``, unless ``value`` is within the bounds."""
         if isinstance(value, bool):
-            raise ConfigError(f"{what} = {value}", "must be a number")
+            raise ConfigError(f"{what} = {value} must be a number.")
         if self.below and not self.low <= value < self.high:
-            raise ConfigError(
-                f"{what} = {shorten_repr(value)}", f"must lie in [{self.low:g}, {self.high:g})", self.cure
-            )
+            raise ConfigError(f"{what} = {shorten_repr(value)} must lie in [{self.low:g}, {self.high:g}). {self.cure}")
         check_between(what, value, self.low, self.high, self.cure)
 
 
@@ -194,18 +192,21 @@ class Section:
         """Return the name of a setting as shown in errors: "predictor.num_heads"."""
         return f"{self.section}.{name}" if self.section else name
 
-    def error(self, name: str, reason: str, cure: str = "") -> ConfigError:
-        """Return the error of the setting ``name``, with its value."""
+    def error(self, name: str, problem: str) -> ConfigError:
+        """Return the error of the setting ``name``; its value comes before ``problem``, e.g. "must be even"."""
         value, annotation = getattr(self, name), _types_of_fields(type(self)).get(name)  # type: ignore[arg-type]
         shown = value if annotation == PathText else _shown(value)
-        return ConfigError(f"{self.full_key(name)} = {shown}", reason, cure)
+        return ConfigError(f"{self.full_key(name)} = {shown} {problem}")
 
     def check_divides(self, name: str, whole: str, more: str = "") -> None:
         """Raise ConfigError unless the setting ``name`` divides the setting ``whole``; ``more`` is a second cure."""
         divisor, number = getattr(self, name), getattr(self, whole)
         if number % divisor:
-            reason = f"does not divide {whole}: {number} % {divisor} = {number % divisor}"
-            raise self.error(name, reason, f"use one of {divisors(number)}{more}")
+            raise self.error(
+                name,
+                f"does not divide {whole}: {number} % {divisor} = {number % divisor}. Use one of "
+                f"{divisors(number)}{more}.",
+            )
 
 
 def _shown(value: Any) -> str:
@@ -229,7 +230,7 @@ def _check_bounds(what: str, value: Any, annotation: Any) -> None:
             bound.check(what, value)
     elif origin is tuple and isinstance(value, tuple):
         if Ellipsis not in kinds and len(value) != len(kinds):
-            raise ConfigError(f"{what} = {_shown(value)}", f"must be a list of {len(kinds)} numbers")
+            raise ConfigError(f"{what} = {_shown(value)} must be a list of {len(kinds)} numbers.")
         for position, entry in enumerate(value):
             _check_bounds(f"{what}[{position}]", entry, kinds[0])
     elif origin in (Union, UnionType) and value is not None and not isinstance(value, bool):

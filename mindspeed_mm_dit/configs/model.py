@@ -65,12 +65,13 @@ class ModelConfig:
         if axes not in ae.pixel_axes:
             fitting = [name for name, config in AE_CONFIGS.items() if axes in config.pixel_axes]
             reason = f"does not encode {'images' if axes == 2 else 'videos'}, which {self._name} needs"
-            raise ConfigError(f"ae.model_id = {ae.model_id!r}", reason, f"use {' or '.join(fitting)}")
+            raise ConfigError(f"ae.model_id = {ae.model_id!r} {reason}. Use {' or '.join(fitting)}.")
         if predictor.latent_channels != ae.latent_channels:
             reason = f"does not match the latents of autoencoder '{ae.model_id}': {ae.latent_channels} channels"
             channels = predictor.in_channels - predictor.latent_channels + ae.latent_channels
-            what, cure = f"predictor.in_channels = {predictor.in_channels}", f"set predictor.in_channels to {channels}"
-            raise ConfigError(what, reason, cure)
+            raise ConfigError(
+                f"predictor.in_channels = {predictor.in_channels} {reason}. Set predictor.in_channels to {channels}."
+            )
 
     def _check_text_encoders(self) -> None:
         """Raise ConfigError unless the text encoders are exactly those that the conditions refer to."""
@@ -78,35 +79,39 @@ class ModelConfig:
         count, reason, cure = len(self.text_encoders), "", ""
         if encoders and not count:
             reason = f"this section is missing: {self._name} is conditioned on text"
-            cure = 'add {"model_id": "umt5", "from_pretrained": "folder"}'
+            cure = 'Add {"model_id": "umt5", "from_pretrained": "folder"}.'
         elif count and not encoders:
-            reason, cure = f"{self._name} is not conditioned on text", "drop the section"
+            reason, cure = f"{self._name} is not conditioned on text", "Drop the section."
         elif set(encoders) != set(range(count)):
             reason = f"has {count} encoders, but {self._name} needs {max(encoders) + 1}"
-            cure = "give one for each, in the order of the predictor's settings"
+            cure = "Give one for each, in the order of the predictor's settings."
         if reason:
-            raise ConfigError("text_encoder", reason, cure)
+            raise ConfigError(f"text_encoder: {reason}. {cure}")
 
     def _check_teachers(self) -> None:
         """Raise ConfigError unless each teacher has a projector, and predictor and diffusion support teachers."""
         widths, count = list(self.predictor.z_dims), len(self.teachers)
         if len(widths) != count:
             reason = f"needs {len(widths)} teachers, but section teacher lists {count}"
-            cure = "list the width of each teacher's features, or drop both: weights load without projectors"
-            raise ConfigError(f"predictor.z_dims = {widths}", reason, cure)
+            raise ConfigError(
+                f"predictor.z_dims = {widths}: {reason}. List the width of each teacher's features, or drop both: "
+                "weights load without projectors."
+            )
         if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.latent_shape) != 3):
             model_id = self.diffusion.model_id
             reason = f"only works for images and a single timestep, not for {model_id} with latents {self.latent_shape}"
-            raise ConfigError("teacher", reason, "drop the section and predictor.z_dims")
+            raise ConfigError(f"teacher: {reason}. Drop the section and predictor.z_dims.")
 
     def _check_frames(self) -> None:
         """Raise ConfigError unless conditioning frames have their encoder, and diffusion supports them."""
         conditions = self.predictor.conditions
         if conditions.image_tokens is not None and self.image_encoder is None:
-            reason = "this section is missing: predictor.image_dim needs CLIP's features of the first frame"
-            raise ConfigError("image_encoder", reason, 'add {"from_pretrained": "folder"}')
+            raise ConfigError(
+                "image_encoder: this section is missing: predictor.image_dim needs CLIP's features of the first "
+                'frame. Add {"from_pretrained": "folder"}.'
+            )
         if conditions.image_tokens is None and self.image_encoder is not None:
-            raise ConfigError("image_encoder", "is not used: predictor.image_dim is null", "drop the section")
+            raise ConfigError("image_encoder is not used: predictor.image_dim is null. Drop the section.")
         if conditions.frames is not None and not isinstance(self.diffusion, WanFlowConfig):
             cure = f"set it to {WanFlowConfig.model_id}"
             raise self._diffusion_error("does not support conditioning on frames", cure)
@@ -128,10 +133,10 @@ class ModelConfig:
             raise self._diffusion_error(reason, cure, "" if actual is None else f", data_time = {actual}")
         if flow and diffusion.dynamic_shift is not None and predictor.patch_size == 1:
             reason = f"needs patches of 2x2, but {self._name} has patches of 1x1"
-            raise diffusion.error("dynamic_shift", reason, "set it to null")
+            raise diffusion.error("dynamic_shift", f": {reason}. Set it to null.")
 
     def _diffusion_error(self, reason: str, cure: str, more: str = "") -> ConfigError:
-        return ConfigError(f"diffusion.model_id = {self.diffusion.model_id!r}{more}", reason, cure)
+        return ConfigError(f"diffusion.model_id = {self.diffusion.model_id!r}{more}: {reason}. {cure}")
 
     def tuning_facts(self) -> dict[str, Any]:
         """Return the flags that restrict training, with their values: none here (see ``configs/tuning.py``)."""
@@ -176,8 +181,10 @@ class ModelConfig:
         conditions = self.predictor.conditions
         if conditions.items != ("label",) or len(self.latent_shape) != 3:
             learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} with {' and '.join(conditions.items)}"
-            reason = f"{self._name} learns {learns}, but this command is for images with labels"
-            raise ConfigError(what, reason, "generate samples with mm-dit sample")
+            raise ConfigError(
+                f"{what}: {self._name} learns {learns}, but this command is for images with labels. Generate samples "
+                "with mm-dit sample."
+            )
         label: ClassLabel = conditions.label
         return label
 
@@ -202,7 +209,7 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
     content = spelled_out(content, where)
     for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS)):
         if name not in content:
-            raise ConfigError(f"{where}: {name}", "this section is required and missing")
+            raise ConfigError(f"{where}: {name}: this section is required and missing.")
         content[name] = _section(content[name], kinds, f"{where}: {name}")
     for name, kinds, usual in (
         ("text_encoder", TEXT_ENCODER_CONFIGS, UMT5Config.model_id),
@@ -225,16 +232,16 @@ def autoencoder_config_of(path: str, where: str) -> PretrainedAutoencoderConfig:
         class_name = read_json(config_file(path), where).get("_class_name")
         if class_name not in [*kinds]:
             reason = f"is not a known autoencoder: _class_name is {shorten_repr(class_name)}"
-            raise ConfigError(f"{where} = {path}", reason, f"name one of {', '.join(kinds)}")
+            raise ConfigError(f"{where} = {path} {reason}. Name one of {', '.join(kinds)}.")
         kind = kinds[class_name]
     config = kind(**kind.spelled_out({"from_pretrained": path}, where))
     try:
         config.check_files()
         if not config_file(path).is_file():
             reason = "has no config.json, which names the kind of autoencoder"
-            raise CheckpointError(f"{where} = {path}", reason, "copy diffusers' config.json next to the weights")
+            raise CheckpointError(f"{where} = {path} {reason}. Copy diffusers' config.json next to the weights.")
     except CheckpointError as error:
-        raise CheckpointError(error.what.replace("ae.from_pretrained", where), error.reason, error.cure) from None
+        raise CheckpointError(str(error).replace("ae.from_pretrained", where)) from None
     return config
 
 
@@ -253,14 +260,18 @@ def _section(section: Any, kinds: Mapping[str, type], where: str, usual: str | N
     """Return a section as an instance of the class that its model_id, by default ``usual``, names."""
     model_id = section.get("model_id", usual) if isinstance(section, dict) else usual
     if not isinstance(model_id, str) or model_id not in kinds:
-        cure = f"{nearest(str(model_id), kinds)}Known: {', '.join(kinds)}"
-        raise ConfigError(f"{where}.model_id = {shorten_repr(model_id)}", "unknown model_id", cure)
+        raise ConfigError(
+            f"{where}.model_id = {shorten_repr(model_id)}: unknown model_id. {nearest(str(model_id), kinds)}Known: "
+            f"{', '.join(kinds)}"
+        )
     kind = kinds[model_id]
     is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
     missing = [*([] if is_frozen else ["@dataclass(frozen=True)"]), *sorted(getattr(kind, "__abstractmethods__", ()))]
     if missing:  # (a plugin's class)
-        what = f"{where}.model_id = {model_id!r}, {kind.__module__}.{kind.__qualname__}"
-        raise PlatformError(what, f"lacks {', '.join(missing)}", "complete it, or uninstall its package")
+        raise PlatformError(
+            f"{where}.model_id = {model_id!r}, {kind.__module__}.{kind.__qualname__} lacks {', '.join(missing)}. "
+            "Complete it, or uninstall its package."
+        )
     return from_mapping(kind, section, where)
 
 
@@ -284,10 +295,14 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     settings = dict(predictor)
     name = settings.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
-        cure = f"{nearest(str(name), PRESETS)}Presets are: {', '.join(PRESETS)}"
-        raise ConfigError(f"{where}: predictor.preset = {shorten_repr(name)}", "unknown preset", cure)
+        raise ConfigError(
+            f"{where}: predictor.preset = {shorten_repr(name)}: unknown preset. {nearest(str(name), PRESETS)}Presets "
+            f"are: {', '.join(PRESETS)}"
+        )
     for key, value in PRESETS[name].items():
         if settings.setdefault(key, value) != value:
-            what = f"{where}: predictor.{key} = {shorten_repr(settings[key])}"
-            raise ConfigError(what, f"contradicts preset {name}, which has {value}", f"drop either the preset or {key}")
+            raise ConfigError(
+                f"{where}: predictor.{key} = {shorten_repr(settings[key])} contradicts preset {name}, which has "
+                f"{value}. Drop either the preset or {key}."
+            )
     return {**content, "predictor": settings}

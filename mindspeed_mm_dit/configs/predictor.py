@@ -163,8 +163,10 @@ class PredictorConfig(Section, ABC):
     def resized(self, shape: Shape) -> PredictorConfig:
         """Return the same network for latents of ``shape``; raises ConfigError if it takes only one shape."""
         if shape != self.latent_shape:
-            reason = f"predictor {self.model_id!r} takes only {self.latent_shape}"
-            raise ConfigError(f"latents of shape {shape}", reason, "use the size in its model.json")
+            raise ConfigError(
+                f"latents of shape {shape}: predictor {self.model_id!r} takes only {self.latent_shape}. Use the size "
+                "in its model.json."
+            )
         return self
 
     def with_guidance(self, guidance: float | None) -> PredictorConfig:
@@ -172,8 +174,10 @@ class PredictorConfig(Section, ABC):
         if guidance is None:
             return self
         if not self.guidance_embeds:
-            reason = f"predictor {self.model_id!r} has no guidance scale as an input"
-            raise ConfigError(f"--guidance = {guidance:g}", reason, "leave it out, and use --cfg-scale")
+            raise ConfigError(
+                f"--guidance = {guidance:g}: predictor {self.model_id!r} has no guidance scale as an input. Leave it "
+                "out, and use --cfg-scale."
+            )
         return replace(self, guidance=guidance)  # type: ignore[type-var]
 
     def cfg_scale(self, usual: float) -> float:
@@ -187,8 +191,9 @@ class PredictorConfig(Section, ABC):
     def check_context_parallel(self, ranks: int) -> None:
         """Raise ConfigError unless ``ranks`` ranks can split the tokens of a sample."""
         if ranks > 1:
-            reason = "this predictor cannot split a sample over ranks"
-            raise ConfigError(f"--context-parallel-size = {ranks}", reason, "use 1")
+            raise ConfigError(
+                f"--context-parallel-size = {ranks}: this predictor cannot split a sample over ranks. Use 1."
+            )
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
         """Return the settings that decide the size of a network, each with the values of an ordinary network."""
@@ -198,8 +203,10 @@ class PredictorConfig(Section, ABC):
 def check_shareable(ranks: int, numbers: Mapping[str, int]) -> None:
     """Raise ConfigError unless ``ranks`` ranks can split each of the ``numbers`` evenly: heads and tokens (Ulysses)."""
     shareable = math.gcd(*numbers.values())
-    cure = f"use a divisor of {shareable}" if shareable > 1 else "use 1, or another sample size"
+    cure = f"Use a divisor of {shareable}." if shareable > 1 else "Use 1, or another sample size."
     for what, number in numbers.items():
         if number % ranks:
-            reason = f"does not divide {what}: {number} % {ranks} = {number % ranks}"
-            raise ConfigError(f"--context-parallel-size = {ranks}", reason, cure)
+            raise ConfigError(
+                f"--context-parallel-size = {ranks} does not divide {what}: {number} % {ranks} = {number % ranks}. "
+                f"{cure}"
+            )

@@ -54,8 +54,10 @@ def optimizer_settings(group: Any) -> None:
         try:
             action = group.add_argument(flag_of(name), default=setting.default, **options)
         except argparse.ArgumentError:
-            what = f"setting {name!r} of the optimizer {owners[0]!r}"
-            raise ConfigError(what, "is a flag of this command already", "give it another name") from None
+            raise ConfigError(
+                f"setting {name!r} of the optimizer {owners[0]!r} is a flag of this command already. Give it another "
+                "name."
+            ) from None
         action.help = text  # (in add_argument, Python 3.10 would append a default to BooleanOptionalAction)
 
 
@@ -416,7 +418,7 @@ def rows() -> list[Flag]:
     return [row for group in (*(group for group, _ in MEGATRON.values()), DiTArgs) for row in rows_of(group)]
 
 
-_CURE = "choose another path, or change its permissions"
+_CURE = "Choose another path, or change its permissions."
 
 
 def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
@@ -428,14 +430,14 @@ def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
     check_path(flag, str(path))
     what, path = f"{flag} = {path}", Path(os.path.realpath(path))  # where a link leads
     if os.path.isdir(path):  # (Path.is_dir would raise where permission is missing)
-        raise ConfigError(what, "is a folder", "give the path of a file")
+        raise ConfigError(f"{what} is a folder. Give the path of a file.")
     if make:
         _make_folder(what, path.parent)
     if os.path.exists(path):
         if not os.access(path, os.W_OK):
-            raise ConfigError(what, "exists and cannot be written: permission denied", _CURE)
+            raise ConfigError(f"{what} exists and cannot be written: permission denied. {_CURE}")
     elif not _is_writable(_nearest(path.parent)):
-        raise ConfigError(what, f"no file can be created in {_nearest(path.parent)}", _CURE)
+        raise ConfigError(f"{what}: no file can be created in {_nearest(path.parent)}. {_CURE}")
 
 
 def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
@@ -444,14 +446,14 @@ def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
     path = Path(path)
     what = f"{flag} = {path}"
     if os.path.exists(path) and not os.path.isdir(path):
-        raise ConfigError(what, "is a file, but must be a folder", "choose another path")
+        raise ConfigError(f"{what} is a file, but must be a folder. Choose another path.")
     if make:
         _make_folder(what, path)
     nearest = _nearest(path)
     if not os.path.isdir(nearest):
-        raise ConfigError(what, f"the folder {path} cannot be created: {nearest} is a file", "choose another path")
+        raise ConfigError(f"{what}: the folder {path} cannot be created: {nearest} is a file. Choose another path.")
     if not _is_writable(nearest):
-        raise ConfigError(what, "no file can be created in it", _CURE)
+        raise ConfigError(f"{what}: no file can be created in it. {_CURE}")
 
 
 def _nearest(folder: Path) -> Path:
@@ -464,7 +466,7 @@ def _make_folder(what: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            what, f"the folder {folder} cannot be created: {error.strerror}", "choose another path"
+            f"{what}: the folder {folder} cannot be created: {error.strerror}. Choose another path."
         ) from None
 
 

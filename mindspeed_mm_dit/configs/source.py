@@ -64,8 +64,9 @@ class Budget(Section):
         super().__post_init__()
         if self.area < self.multiple_of**2:
             smallest = f"{self.multiple_of} x {self.multiple_of}, has {self.multiple_of**2} pixels"
-            reason = f"is too small for any shape: the smallest, {smallest}"
-            raise self.error("area", reason, "raise area, or lower multiple_of")
+            raise self.error(
+                "area", f"is too small for any shape: the smallest, {smallest}. Raise area, or lower multiple_of."
+            )
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -89,12 +90,12 @@ class Budget(Section):
         """Raise ConfigError unless the numbers of frames are those of samples with ``axes`` axes."""
         count = len(self.rectangles) * max(1, len(self.frames))
         if count > MAX_SHAPES:
-            reason, cure = _too_many(count), "use a larger multiple_of, or fewer numbers of frames"
-            raise ConfigError("dataset_param.buckets", reason, cure)
+            reason, cure = _too_many(count), "Use a larger multiple_of, or fewer numbers of frames."
+            raise ConfigError(f"dataset_param.buckets: {reason}. {cure}")
         if axes == 2 and self.frames:
-            raise self.error("frames", "images have no frames", "drop it")
+            raise self.error("frames", ": images have no frames. Drop it.")
         if axes == 3 and (not self.frames or len(set(self.frames)) < len(self.frames)):
-            raise self.error("frames", "must list different numbers of frames", "write e.g. [1, 17, 49]")
+            raise self.error("frames", "must list different numbers of frames. Write e.g. [1, 17, 49].")
 
 
 Buckets = tuple[Shape, ...] | Budget
@@ -115,15 +116,15 @@ def check_listed(shapes: Sequence[Shape], axes: int) -> None:
         reason, cure = (
             (_too_many(len(shapes)), "list fewer") if shapes else ("lists no shape", f"write [{AXES[axes]}, ...]")
         )
-        raise ConfigError("dataset_param.buckets" if shapes else "dataset_param.buckets = []", reason, cure)
+        raise ConfigError(f"{'dataset_param.buckets' if shapes else 'dataset_param.buckets = []'}: {reason}. {cure}")
     for number, shape in enumerate(shapes):
         what = f"dataset_param.buckets[{number}]"
         if len(shape) != axes:
-            raise ConfigError(f"{what} = {shorten_repr(list(shape))}", f"is not {AXES[axes]}", f"write {axes} numbers")
+            raise ConfigError(f"{what} = {shorten_repr(list(shape))} is not {AXES[axes]}. Write {axes} numbers.")
         for side, most in zip(shape, (MAX_FRAMES, MAX_PIXELS, MAX_PIXELS)[-axes:]):
             check_between(what, side, 1, most)
         if shape in shapes[:number]:
-            raise ConfigError(f"{what} = {list(shape)}", "is listed twice", "drop one of them")
+            raise ConfigError(f"{what} = {list(shape)} is listed twice. Drop one of them.")
 
 
 class SourceParam(Section, ABC):
@@ -242,9 +243,9 @@ class SourceParam(Section, ABC):
         for name in size_keys:
             value = getattr(self, name)
             if value is None and self.buckets is None:
-                raise ConfigError(f"dataset_param.{name}", "this key is required and missing", "or name buckets")
+                raise ConfigError(f"dataset_param.{name}: this key is required and missing. Or name buckets.")
             if value is not None and self.buckets is not None:
-                raise self.error(name, "contradicts buckets, which name shapes", "drop one")
+                raise self.error(name, "contradicts buckets, which name shapes. Drop one.")
         if isinstance(self.buckets, Budget):
             self.buckets.check(axes)
         elif self.buckets is not None:
@@ -254,17 +255,21 @@ class SourceParam(Section, ABC):
         super().__post_init__()
         known = Registry[Any](self.built_in)
         if self.source is not None and self.source not in known:
-            cure = f"{nearest(self.source, known)}Known: {', '.join(known) or 'none'}"
-            raise self.error("source", "is not a built-in data set", cure)
+            raise self.error(
+                "source",
+                f"is not a built-in data set. {nearest(self.source, known)}Known: {', '.join(known) or 'none'}",
+            )
 
     def check_items(self, required: Iterable[str]) -> None:
         """Raise ConfigError unless samples have every item that the predictor's conditions need (``required``)."""
         for item in required:
             if item not in self.items:
                 items = " and ".join(self.items) or "no label or caption"
-                reason = f"its samples have {items}, but the predictor is conditioned on the {item}"
-                cure = "use a data set whose samples have one, or a predictor with other conditions"
-                raise ConfigError(f"data.json: dataset_param.dataset_type = {self.dataset_type!r}", reason, cure)
+                raise ConfigError(
+                    f"data.json: dataset_param.dataset_type = {self.dataset_type!r}: its samples have {items}, but "
+                    f"the predictor is conditioned on the {item}. Use a data set whose samples have one, or a "
+                    "predictor with other conditions."
+                )
 
 
 @dataclass(frozen=True)

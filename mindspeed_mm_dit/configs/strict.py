@@ -36,23 +36,25 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
             or a value of the wrong type (listing the allowed values).
     """
     if not isinstance(mapping, dict):
-        raise ConfigError(where, f"expected an object with named keys, found {type(mapping).__name__}")
+        raise ConfigError(f"{where}: expected an object with named keys, found {type(mapping).__name__}.")
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     known = [field.name for field in fields]
     for key in mapping:
         if key not in known:
-            cure = f"{nearest(str(key), known)}Known keys are: {', '.join(known)}"
-            raise ConfigError(f"{where}: {_key(key)} = {shorten_repr(mapping[key])}", "unknown key", cure)
+            raise ConfigError(
+                f"{where}: {_key(key)} = {shorten_repr(mapping[key])}: unknown key. {nearest(str(key), known)}Known "
+                f"keys are: {', '.join(known)}"
+            )
     hints, values = get_type_hints(cls), {}
     for field in fields:
         if field.name in mapping:
             values[field.name] = _checked(mapping[field.name], hints[field.name], f"{where}: {field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{where}: {field.name}", "this key is required and missing")
+            raise ConfigError(f"{where}: {field.name}: this key is required and missing.")
     try:
         return cls(**values)
     except UserError as error:  # (raised by the class itself, which does not know the file)
-        raise type(error)(f"{where.rpartition(': ')[0] or where}: {error.what}", error.reason, error.cure) from None
+        raise type(error)(f"{where.rpartition(': ')[0] or where}: {error}") from None
 
 
 def _checked(value: Any, annotation: Any, where: str) -> Any:
@@ -72,17 +74,15 @@ def _checked(value: Any, annotation: Any, where: str) -> Any:
     _refuse_extremes(value, where)
     if any(_fits(value, kind) for kind in kinds):
         return float(value) if float in kinds and int not in kinds and type(value) is int else value
-    raise ConfigError(f"{where} = {shorten_repr(value)}", f"expected {_words(kinds)}", _cure(value, kinds))
+    raise ConfigError(f"{where} = {shorten_repr(value)}: expected {_words(kinds)}. {_cure(value, kinds)}")
 
 
 def _refuse_extremes(value: Any, where: str) -> None:
     """Raise ConfigError for numbers and characters that are never valid and would fail much later."""
     if type(value) is int and abs(value) > MAX_INT64:
-        raise ConfigError(f"{where} = {shorten_repr(value)}", "must have a magnitude of at most 2**63 - 1")
+        raise ConfigError(f"{where} = {shorten_repr(value)} must have a magnitude of at most 2**63 - 1.")
     if isinstance(value, str) and ("\0" in value or any(0xD800 <= ord(letter) <= 0xDFFF for letter in value)):
-        raise ConfigError(
-            f"{where} = {shorten_repr(value)}", "contains a character that is not allowed in names or text"
-        )
+        raise ConfigError(f"{where} = {shorten_repr(value)} contains a character that is not allowed in names or text.")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -142,23 +142,23 @@ def read_text(path: str | Path, flag: str) -> str:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(what, "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file")
+            raise ConfigError(f"{what} {'is a folder' if stat.S_ISDIR(status.st_mode) else 'is not a regular file'}.")
         if status.st_size > MAX_BYTES:
             size = f"{status.st_size / 2**20:,.1f} MiB, at most 1 MiB is read"
-            raise ConfigError(what, f"is too large for a config file: {size}")
+            raise ConfigError(f"{what} is too large for a config file: {size}.")
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ConfigError(what, f"cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{what} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         byte = f"byte {error.object[error.start]:#04x} at position {error.start}"
-        raise ConfigError(what, f"is not UTF-8: {byte}", "save it as UTF-8") from None
+        raise ConfigError(f"{what} is not UTF-8: {byte}. Save it as UTF-8.") from None
 
 
 def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     """Read a JSON object from ``path``; ``flag`` is the option that named the file."""
     content = read_any_json(path, flag)
     if not isinstance(content, dict):
-        raise ConfigError(f"{flag} = {path}", "expected a JSON object at the top")
+        raise ConfigError(f"{flag} = {path}: expected a JSON object at the top.")
     return content
 
 
@@ -169,18 +169,20 @@ def read_any_json(path: str | Path, flag: str) -> Any:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise ConfigError(what, f"the key {shorten_repr(key)} occurs twice in one object", "drop one of them")
+                raise ConfigError(f"{what}: the key {shorten_repr(key)} occurs twice in one object. Drop one of them.")
         return dict(pairs)
 
     try:
         content = json.loads(read_text(path, flag), object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
-        cure = "JSON has no comments, needs double quotes around names, and no comma after the last item of a list"
-        raise ConfigError(what, f"is not JSON: line {error.lineno}: {error.msg}", cure) from None
+        raise ConfigError(
+            f"{what} is not JSON: line {error.lineno}: {error.msg}. JSON has no comments, needs double quotes around "
+            "names, and no comma after the last item of a list."
+        ) from None
     except RecursionError:
-        raise ConfigError(what, "is nested too deeply to be a config file") from None
+        raise ConfigError(f"{what} is nested too deeply to be a config file.") from None
     except ValueError as error:  # a number of thousands of digits
-        raise ConfigError(what, f"holds a number that cannot be read: {error}") from None
+        raise ConfigError(f"{what} holds a number that cannot be read: {error}.") from None
     check_depth(what, content)
     return content
 
@@ -193,4 +195,4 @@ def check_depth(what: str, content: Any) -> None:
         # Each node once: YAML aliases can repeat one very often.
         level = [*{id(value): value for values in inside for value in values}.values()]
     if level:
-        raise ConfigError(what, "is nested too deeply to be a config file")
+        raise ConfigError(f"{what} is nested too deeply to be a config file.")

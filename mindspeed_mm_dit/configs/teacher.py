@@ -88,7 +88,7 @@ class TransformersVisionConfig(Section):
         """Return ``key`` of config.json, a positive whole number; raises ConfigError for another kind of network."""
         value = self._read().get(key)
         if type(value) is not int or value < 1:
-            raise self.error("from_pretrained", f"config.json has {key} = {value}", "copy the folder again")
+            raise self.error("from_pretrained", f": config.json has {key} = {value}. Copy the folder again.")
         return value
 
     def _read(self) -> dict[str, Any]:
@@ -98,8 +98,11 @@ class TransformersVisionConfig(Section):
         for part in (content, content.get("vision_config")):
             if isinstance(part, dict) and part.get("model_type") in [*self.kinds]:
                 return part
-        reason = f"is not a {next(iter(self.kinds))}: its config.json has model_type = {content.get('model_type')!r}"
-        raise self.error("from_pretrained", reason, "name a folder of that kind, or another model_id")
+        raise self.error(
+            "from_pretrained",
+            f"is not a {next(iter(self.kinds))}: its config.json has model_type = {content.get('model_type')!r}. "
+            "Name a folder of that kind, or another model_id.",
+        )
 
     def width(self) -> int:
         """Return the width of a feature, without reading weights; raises ConfigError if its files do not contain it."""

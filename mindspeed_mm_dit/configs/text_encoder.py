@@ -97,11 +97,11 @@ class TransformersTextConfig(TextEncoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cut_padding and self.zero_padding is False:
-            reason = (
-                "needs zero_padding: without it the network attends to the states of the padding, so the encoder must "
-                "compute them"
+            raise self.error(
+                "cut_padding",
+                "needs zero_padding: without it the network attends to the states of the padding, so the encoder "
+                "must compute them. Set zero_padding, or leave cut_padding out.",
             )
-            raise self.error("cut_padding", reason, "set zero_padding, or leave cut_padding out")
 
     @property
     def folder(self) -> Path:
@@ -134,8 +134,10 @@ class TransformersTextConfig(TextEncoderConfig):
         """Return ``key`` of config.json; raises ConfigError unless it is a positive whole number."""
         value = self.read().get(key)
         if type(value) is not int or value < 1:
-            what = f"text_encoder.from_pretrained = {self.config_file}"
-            raise ConfigError(what, f"has {key} = {value}, not a size of an encoder", "copy the folder again")
+            raise ConfigError(
+                f"text_encoder.from_pretrained = {self.config_file} has {key} = {value}, not a size of an encoder. "
+                "Copy the folder again."
+            )
         return value
 
     def states_width(self) -> int:
@@ -162,8 +164,10 @@ def resolve_folder(setting: str, path: str) -> Path:
     name, _, inside = path.removeprefix(PACKAGE).partition("/")
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        cure = f"pip install {name.replace('_', '-')}, or name a folder"
-        raise ConfigError(f"{setting} = {path}", f"the package {name!r} is not installed", cure)
+        raise ConfigError(
+            f"{setting} = {path}: the package {name!r} is not installed. Run: pip install {name.replace('_', '-')}, "
+            "or name a folder"
+        )
     return Path(spec.submodule_search_locations[0]) / inside
 
 
@@ -193,8 +197,9 @@ class T5Config(TransformersTextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attend_padding and self.cut_padding:
-            reason = "cuts padding that the encoder attends to"
-            raise self.error("cut_padding", reason, "drop it, or set attend_padding to false")
+            raise self.error(
+                "cut_padding", ": cuts padding that the encoder attends to. Drop it, or set attend_padding to false."
+            )
 
     def identity(self) -> str:
         """Return the digests of encoder and tokenizer, the precision, and whether it attends to the padding."""
@@ -230,9 +235,10 @@ class BertConfig(TransformersTextConfig):
         modes = [key.removeprefix("pooling_mode_") for key, value in settings.items() if value is True]
         known = {"mean_tokens": "mean", "cls_token": "cls"}
         if len(modes) != 1 or modes[0] not in known or kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
-            reason = f"has an unsupported pooling: {modes}, {list(kinds)}"
-            cure = "use an encoder that pools by mean or cls token"
-            raise ConfigError(f"text_encoder.from_pretrained = {path}", reason, cure)
+            raise ConfigError(
+                f"text_encoder.from_pretrained = {path} has an unsupported pooling: {modes}, {list(kinds)}. Use an "
+                "encoder that pools by mean or cls token."
+            )
         return known[modes[0]], "Normalize" in kinds
 
     def identity(self) -> str:
@@ -248,7 +254,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, list) or not all(isinstance(module, dict) for module in content):
-        raise ConfigError(f"text_encoder.from_pretrained = {path}", "is not a list of modules", "copy the folder again")
+        raise ConfigError(f"text_encoder.from_pretrained = {path} is not a list of modules. Copy the folder again.")
     return content
 
 
@@ -304,9 +310,9 @@ class LanguageModelConfig(TransformersTextConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.prompt_template is not None and self.prompt_template.count("{}") != 1:
-            raise self.error("prompt_template", "must contain {} once, in place of the caption")
+            raise self.error("prompt_template", "must contain {} once, in place of the caption.")
         if self.layers == ():
-            raise self.error("layers", "lists no layer", "leave it out")
+            raise self.error("layers", "lists no layer. Leave it out.")
 
     def prompt(self, caption: str) -> str:
         """Return the model's input text for a ``caption``."""

@@ -52,7 +52,7 @@ class Tuning:
     def __post_init__(self) -> None:
         check_between("--lora-r", self.rank, 1, MAX_RANK)
         if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ConfigError(f"--lora-alpha = {self.alpha}", "must be a positive number", "write 16")
+            raise ConfigError(f"--lora-alpha = {self.alpha} must be a positive number. Write 16.")
 
     @property
     def lora_spec(self) -> LoraSpec:
@@ -95,7 +95,7 @@ class Tuning:
                     f"{layer}.{part}": adapter for part, adapter in adapter_parameters(p.shape, self.rank).items()
                 }
         if not any(p.trained for p in changed.values()):
-            raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)}", "leaves nothing to train", "freeze fewer modules")
+            raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)} leaves nothing to train. Freeze fewer modules.")
         return Parameters(changed, parameters.blocks)
 
 
@@ -176,8 +176,9 @@ def _set_patterns(flag: str, name: str, parameters: Parameters) -> list[str]:
         if block and re.search(SETS[name], part):
             patterns.append(f"{block.rpartition('.')[0]}.{{*}}.{inside if flag == TARGETS else part}")
     if not patterns:
-        reason = "matches no linear layer in a block of this model"
-        raise ConfigError(f"{flag} = {name}", reason, _available_names(_ends(linear)))
+        raise ConfigError(
+            f"{flag} = {name} matches no linear layer in a block of this model. {_available_names(_ends(linear))}"
+        )
     return list(dict.fromkeys(patterns))
 
 
@@ -195,7 +196,7 @@ def _matching_names(
         names = names if flag == TARGETS else [name.rpartition(".")[0] or name for name in names]
         ends = _ends(names)
         cure = nearest(pattern, [*ends, *names]) + _available_names(ends)
-        raise ConfigError(f"{flag} = {pattern}", f"matches no {what} of this model", cure)
+        raise ConfigError(f"{flag} = {pattern} matches no {what} of this model. {cure}")
     return matches
 
 
@@ -289,7 +290,7 @@ def run_tuning(args: FineTuning, init_from: str | None) -> Tuning:
     """
     tuning = tuning_from_flags(args)
     if tuning.targets and init_from is None:
-        raise ConfigError(TARGETS, "adapters need pretrained weights", "add --init-from WEIGHTS")
+        raise ConfigError(f"{TARGETS}: adapters need pretrained weights. Add --init-from WEIGHTS.")
     return tuning
 
 
@@ -298,13 +299,15 @@ def tuning_from_flags(args: FineTuning) -> Tuning:
     tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze)
     if args.lora_dropout:
         raise ConfigError(
-            f"--lora-dropout = {args.lora_dropout:g}",
-            "is not supported: random numbers must depend only on seed and sample index, which those of dropout do not",
-            "leave it out; to regularise, train fewer steps or use weight decay",
+            f"--lora-dropout = {args.lora_dropout:g} is not supported: random numbers must depend only on seed and "
+            "sample index, which those of dropout do not. Leave it out; to regularise, train fewer steps or use "
+            "weight decay."
         )
     if tuning.targets and tuning.freeze:
-        raise ConfigError(f"{FREEZE} = {' '.join(tuning.freeze)}", f"with {TARGETS} only the adapters are trained",
-                          "leave one of the two out")  # fmt: skip
+        raise ConfigError(
+            f"{FREEZE} = {' '.join(tuning.freeze)}: with {TARGETS} only the adapters are trained. Leave one of the "
+            "two out."
+        )  # fmt: skip
     if not tuning.targets and dataclasses.replace(tuning, freeze=()) != _PLAIN:
-        raise ConfigError("--lora-r, --lora-alpha", f"have no effect without {TARGETS}", "add it, or drop them")
+        raise ConfigError(f"--lora-r, --lora-alpha have no effect without {TARGETS}. Add it, or drop them.")
     return tuning

@@ -66,30 +66,35 @@ class VideoTransformerConfig(PredictorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head_dim < 6 or self.head_dim % 2:
-            reason = "must be even, and at least 6: rotary embeddings rotate pairs for frames, rows and columns"
-            raise self.error(self.head_dim_key, reason, "Wan has 128")
+            raise self.error(
+                self.head_dim_key,
+                "must be even, and at least 6: rotary embeddings rotate pairs for frames, rows and columns. Wan has "
+                "128.",
+            )
         if self.freq_dim % 2:
-            raise self.error("freq_dim", "must be even: half of the embedding is cosines, half sines")
+            raise self.error("freq_dim", "must be even: half of the embedding is cosines, half sines.")
         if not 0 < self.eps < 1:
-            raise self.error("eps", "must lie between 0 and 1", "Wan has 1e-6")
+            raise self.error("eps", "must lie between 0 and 1. Wan has 1e-6.")
         try:
             self.check_latents(self.latent_shape)
         except ConfigError as error:
-            raise self.error("latent_size", f"{error.what}: {error.reason}", error.cure) from None
+            raise self.error("latent_size", f"does not fit: {error}") from None
 
     def check_latents(self, shape: Shape) -> None:
         """Raise ConfigError unless the network accepts latents of ``shape`` (C, F, H, W)."""
         if len(shape) != 4 or shape[0] != self.latent_channels or min(shape) < 1:
             reason = f"do not fit the predictor, which takes ({self.latent_channels}, frames, height, width)"
-            raise ConfigError(f"latents of shape {shape}", reason)
+            raise ConfigError(f"latents of shape {shape} {reason}.")
         for axis, size, patch in zip(_AXES, shape[1:], self.patch_size):
             if size % patch:
                 reason = f"do not fit predictor.patch_size {list(self.patch_size)}: {size} % {patch} = {size % patch}"
-                raise ConfigError(f"latents of {axis} {size}", reason, f"use a multiple of {patch}")
+                raise ConfigError(f"latents of {axis} {size} {reason}. Use a multiple of {patch}.")
             if size // patch > self.rope_max_seq_len:
                 reason = f"are {size // patch} patches, more than predictor.rope_max_seq_len = {self.rope_max_seq_len}"
-                cure = "set it as high as the longest side in patches; no weight depends on it"
-                raise ConfigError(f"latents of {axis} {size}", reason, cure)
+                raise ConfigError(
+                    f"latents of {axis} {size} {reason}. Set it as high as the longest side in patches; no weight "
+                    "depends on it."
+                )
 
     def resized(self, shape: Shape) -> VideoTransformerConfig:
         self.check_latents(shape)
@@ -171,7 +176,7 @@ class CustomDiTConfig(VideoTransformerConfig):
         super().__post_init__()
         if not (self.num_classes or self.text_dim):
             raise self.error(
-                "num_classes", "and text_dim = null leave the network without a condition", "set one of them"
+                "num_classes", ": and text_dim = null leave the network without a condition. Set one of them."
             )
 
 
@@ -220,8 +225,11 @@ class WanConfig(VideoTransformerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.cross_attn_norm:
-            reason = "all published text-to-video networks of Wan have that norm, and only those are supported"
-            raise self.error("cross_attn_norm", reason, "set it to true")
+            raise self.error(
+                "cross_attn_norm",
+                ": all published text-to-video networks of Wan have that norm, and only those are supported. Set it "
+                "to true.",
+            )
         self._check_image()
 
     @property
@@ -243,15 +251,15 @@ class WanConfig(VideoTransformerConfig):
         for name, is_wrong in problems.items():
             if is_wrong:
                 reason = f"does not go with in_channels = {self.in_channels}, out_channels = {self.out_channels}"
-                cure = (
-                    "image-to-video takes 2 C + 4 channels for latents of C; TI2V-5B has as many as the latents, and "
-                    "patches of one frame"
+                raise self.error(
+                    name,
+                    f": {reason}{'' if self.image_dim else ', image_dim = null'}. image-to-video takes 2 C + 4 "
+                    "channels for latents of C; TI2V-5B has as many as the latents, and patches of one frame.",
                 )
-                raise self.error(name, reason + ("" if self.image_dim else ", image_dim = null"), cure)
         keys = self.hidden_size if self.image_dim else None
         if self.added_kv_proj_dim != keys:
             why = "features of an image are embedded to the width of a token" if keys else "image_dim is null"
-            raise self.error("added_kv_proj_dim", f"must be {keys}: {why}")
+            raise self.error("added_kv_proj_dim", f"must be {keys}: {why}.")
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]

@@ -58,7 +58,7 @@ def read_annotation(path: Path) -> list[AnnotationLine]:
     entries = json_lines(path, text) if path.suffix == JSONL else json_list(path, text)
     lines = [AnnotationLine(*entry) for entry in entries]
     if not lines:
-        raise DataError(f"dataset_param.json_path = {path}", "lists no clips", "write an object for each clip")
+        raise DataError(f"dataset_param.json_path = {path} lists no clips. Write an object for each clip.")
     return lines
 
 

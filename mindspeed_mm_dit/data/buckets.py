@@ -47,7 +47,7 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     shapes = np.array(param.sizes, np.int64)
     if len(shapes) > len(sizes) and param.has_listed_shapes:
         raise DataError(
-            f"dataset_param.buckets: {len(shapes)} shapes", f"are more than the {len(sizes)} samples", "name fewer"
+            f"dataset_param.buckets: {len(shapes)} shapes are more than the {len(sizes)} samples. Name fewer."
         )
     if not param.has_listed_shapes:
         return shapes[_without_small_buckets(sizes, shapes, param.bucket_group)]
@@ -55,9 +55,7 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     counts = np.bincount(chosen, minlength=len(shapes))
     if not counts.all():
         empty = shapes[int(counts.argmin())].tolist()
-        raise DataError(
-            f"dataset_param.buckets: {empty}", "no sample is nearest to this shape", "drop it from the list"
-        )
+        raise DataError(f"dataset_param.buckets: {empty}: no sample is nearest to this shape. Drop it from the list.")
     return shapes[chosen]
 
 
@@ -85,11 +83,10 @@ def check_filled(rows: Rows, group: int) -> None:
     for shape, count in () if rows.shapes is None else count_shapes(rows.shapes[rows.entries]):
         if count < group:
             raise DataError(
-                f"dataset_param.buckets: {format_sizes([shape])}",
-                f"has {count} samples to train on, fewer than dataset_param.bucket_group = {group}, so none would be "
-                "trained on",
-                f"set bucket_group to at most {count}, or drop the shape if shapes are listed: its samples go to "
-                "another. Samples held out (valid_fraction) do not count",
+                f"dataset_param.buckets: {format_sizes([shape])} has {count} samples to train on, fewer than "
+                f"dataset_param.bucket_group = {group}, so none would be trained on. Set bucket_group to at most "
+                f"{count}, or drop the shape if shapes are listed: its samples go to another. Samples held out "
+                "(valid_fraction) do not count."
             )
 
 

@@ -56,11 +56,10 @@ def write_builtin(known: Mapping[str, BuiltinData], source: str, folder: Path) -
     exists, what = is_folder(folder), f"dataset_param.data_folder = {folder}"
     if os.path.basename(os.path.abspath(folder)) != source:
         raise DataError(
-            what,
-            f"{'exists' if exists else 'does not exist'}, and dataset_param.source is {source!r}, "
-            f"built-in data whose folder must be named {source}",
-            f'for data of your own {"" if exists else "correct data_folder and "}drop "source" from data.json; '
-            f"for the built-in data name a folder .../{source}",
+            f"{what}: {'exists' if exists else 'does not exist'}, and dataset_param.source is {source!r}, built-in "
+            f"data whose folder must be named {source}. For data of your own "
+            f'{"" if exists else "correct data_folder and "}drop "source" from data.json; for the built-in data name '
+            f"a folder .../{source}."
         )
     if exists:
         return
@@ -70,8 +69,10 @@ def write_builtin(known: Mapping[str, BuiltinData], source: str, folder: Path) -
         known[source].write(folder)
         _written.append((folder, missing))
     except (OSError, ValueError) as error:
-        reason = f"the built-in {source} cannot be written there: {error_text(error)}"
-        raise DataError(what, reason, "name a folder on a disk that has room and may be written") from None
+        raise DataError(
+            f"{what}: the built-in {source} cannot be written there: {error_text(error)}. Name a folder on a disk "
+            "that has room and may be written."
+        ) from None
 
 
 def remove_written() -> None:
@@ -93,8 +94,7 @@ def check_is_source(source: str, folder: Path, labels: list[int], labelled: bool
     if len(labels) != builtin.num_images or (labelled and set(labels) != set(range(builtin.num_classes))):
         classes = f" of {len(set(labels))} classes" if labelled else ""
         raise DataError(
-            f"dataset_param.source = {source!r}",
-            f"{folder} holds {len(labels)} images{classes}, where the built-in {source} are "
-            f"{builtin.num_images} of {builtin.num_classes}",
-            f'drop "source" to train on what is there, or move {folder} away to have the {source} written again',
+            f"dataset_param.source = {source!r}: {folder} holds {len(labels)} images{classes}, where the built-in "
+            f'{source} are {builtin.num_images} of {builtin.num_classes}. Drop "source" to train on what is there, '
+            f"or move {folder} away to have the {source} written again."
         )

@@ -35,7 +35,7 @@ from mindspeed_mm_dit.data.sources import ReadSamples, Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 ROWS, UNCONDITIONAL_FILE = "rows.jsonl", "null.safetensors"
-MAKE_AGAIN = "remove it and run mm-dit cache-latents again: it keeps the other shards"
+MAKE_AGAIN = "Remove it and run mm-dit cache-latents again: it keeps the other shards."
 _MOMENTS = ("mean", "std", "frame_mean")
 
 Arrays = dict[str, np.ndarray]
@@ -51,7 +51,7 @@ def open_shard(path: Path) -> Any:
             raise UnusableFile(f"it has tensors of {', '.join(sorted(kinds))}")
         return file
     except (UnusableFile, SafetensorError, OSError) as error:
-        raise DataError(str(path), f"is not a shard of a cache: {error}", MAKE_AGAIN) from None
+        raise DataError(f"{path} is not a shard of a cache: {error}. {MAKE_AGAIN}") from None
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class Texts:
         states = {name: f"{name}.states" if text.length else name for name, text in texts.items()}
         tokens = {name: f"{name}.tokens" for name, text in texts.items() if text.length}
         if missing := sorted({*states.values(), *tokens.values()} - names):
-            raise DataError(str(path), f"holds no {missing[0]}", MAKE_AGAIN)
+            raise DataError(f"{path} holds no {missing[0]}. {MAKE_AGAIN}")
         self.counts = file.get_tensor("captions") if "captions" in names else np.ones(rows, np.int64)
         self._first = np.cumsum(self.counts) - self.counts
         self._arrays = {name: file.get_slice(tensor) for name, tensor in states.items()}
@@ -77,9 +77,9 @@ class Texts:
         for name, array in self._arrays.items():
             shape, entries = _shape_of(array), len(self._tokens.get(name, ()))
             if name in tokens and (len(shape) != 2 or shape[0] != num_states[name].sum()):
-                raise DataError(str(path), f"holds {shape} states of {num_states[name].sum()} tokens", MAKE_AGAIN)
+                raise DataError(f"{path} holds {shape} states of {num_states[name].sum()} tokens. {MAKE_AGAIN}")
             if len(self.counts) != rows or (entries if name in tokens else shape[0]) != self.counts.sum():
-                raise DataError(str(path), f"holds other rows or captions than the {rows} of the index", MAKE_AGAIN)
+                raise DataError(f"{path} holds other rows or captions than the {rows} of the index. {MAKE_AGAIN}")
 
     def width(self, name: str) -> int:
         """Return the width of a state, or of a vector."""
@@ -118,7 +118,7 @@ class Shard:
             is_right = is_right and len(shape) >= 4
             expected = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
         if not is_right:
-            raise DataError(str(path), f"holds {shapes}, not {expected}", MAKE_AGAIN)
+            raise DataError(f"{path} holds {shapes}, not {expected}. {MAKE_AGAIN}")
         self.texts = Texts(path, file, index.texts, rows)
 
     @property
@@ -179,8 +179,10 @@ class Cache:
             for shard in self._shards:
                 actual = _shape_of(shard.latents[name])[2:] if name in shard.latents else None
                 if actual != shape:
-                    reason = f"holds {name} of shape {actual}, but the predictor expects {shape}"
-                    raise ConfigError(what, reason, "correct predictor.z_dims, or make another cache")
+                    raise ConfigError(
+                        f"{what} holds {name} of shape {actual}, but the predictor expects {shape}. Correct "
+                        "predictor.z_dims, or make another cache."
+                    )
 
     def rows(self, data_folder: str) -> Rows:
         """Return the rows, with paths below ``data_folder``; raises DataError if their list is damaged."""
@@ -213,7 +215,7 @@ class Cache:
             if len(entries) != self.index.num_rows or not all(isinstance(row.get("path"), str) for row in entries):
                 raise ValueError(f"it lists {len(entries)} rows, but {INDEX} counts {self.index.num_rows}")
         except (UnusableFile, ValueError, AttributeError) as error:
-            raise DataError(f"{self.setting} = {self.folder}", f"{ROWS} cannot be read: {error}", RESUMES) from None
+            raise DataError(f"{self.setting} = {self.folder}: {ROWS} cannot be read: {error}. {RESUMES}") from None
         return entries
 
     def read_latents(self, rows: np.ndarray, views: np.ndarray) -> Arrays:
@@ -257,8 +259,9 @@ class Cache:
         if bad is not None:
             row = int(rows[bad])
             path = self.index.shard_path(self.folder, row // self.index.shard_rows)
-            reason = f"row {row}, {self._listed()[row]['path']}, has a value that is not finite"
-            raise DataError(str(path), reason, MAKE_AGAIN)
+            raise DataError(
+                f"{path}: row {row}, {self._listed()[row]['path']}, has a value that is not finite. {MAKE_AGAIN}"
+            )
 
 
 class CachedVisualReader:

@@ -28,7 +28,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 INDEX, SOURCES = "index.json", "sources.jsonl"
 READ_BYTES = 256 * 2**20
 """Files of up to this size in all are read by every run, which takes less than a second."""
-RESUMES = "run mm-dit cache-latents again: it keeps what is encoded"
+RESUMES = "Run mm-dit cache-latents again: it keeps what is encoded."
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class CacheIndex:
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}", "must be positive", RESUMES)
+                raise ConfigError(f"{name} = {getattr(self, name)} must be positive. {RESUMES}")
 
     @property
     def num_shards(self) -> int:
@@ -107,11 +107,13 @@ def read_index(folder: Path, setting: str) -> CacheIndex:
     try:
         content = json.loads(read_bytes(folder / INDEX))
     except (UnusableFile, ValueError, RecursionError) as error:
-        cure = f"run mm-dit cache-latents with --output {folder}; it resumes where it was interrupted"
-        raise DataError(f"{setting} = {folder}", f"holds no finished cache: {INDEX} {error}", cure) from None
+        raise DataError(
+            f"{setting} = {folder} holds no finished cache: {INDEX} {error}. Run mm-dit cache-latents with --output "
+            f"{folder}; it resumes where it was interrupted."
+        ) from None
     if isinstance(content, dict):
         if "identity" in content:
-            raise DataError(f"{setting} = {folder}", "was made by version 0.1, whose caches are not read", CACHE_AGAIN)
+            raise DataError(f"{setting} = {folder} was made by version 0.1, whose caches are not read. {CACHE_AGAIN}")
         texts = content.get("texts")
         if isinstance(texts, dict):
             content["texts"] = {name: from_mapping(CachedText, text, f"{where}: texts") for name, text in texts.items()}
@@ -143,7 +145,7 @@ def check_same(where: str, cached: Mapping[str, str], expected: Mapping[str, str
                 pairs = [(a, b) for a, b in zip(*parts) if a != b]
                 there, here = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
             there, here = (shorten_repr(_SHA256.sub(r"\1", part)) for part in (there, here))
-            raise ConfigError(where, f"was made with {words}: {there} there and {here} here", CACHE_AGAIN)
+            raise ConfigError(f"{where} was made with {words}: {there} there and {here} here. {CACHE_AGAIN}")
 
 
 class SourceFile(NamedTuple):
@@ -168,7 +170,7 @@ def source_files(rows: Rows, folder: str) -> list[SourceFile]:
     try:
         return list(map_in_threads(look, paths, "reading files"))
     except (UnusableFile, OSError) as error:
-        raise DataError(folder, f"a file cannot be read: {error}", "run the command again") from None
+        raise DataError(f"{folder}: a file cannot be read: {error}. Run the command again.") from None
 
 
 def digest_of_sources(files: Iterable[SourceFile]) -> str:
@@ -198,10 +200,10 @@ def check_sources(cache: Path, setting: str, folder: str, listed: Sequence[str] 
         changed, touched = _compared(files, folder)
         changed += sorted({os.path.relpath(path, folder) for path in listed} - {file.path for file in files})
     except (UnusableFile, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{setting} = {cache}", f"{SOURCES} cannot be read: {error}", RESUMES) from None
+        raise DataError(f"{setting} = {cache}: {SOURCES} cannot be read: {error}. {RESUMES}") from None
     if changed:
         reason = f"was made before files in {folder} were changed or added, {len(changed):,} in all: "
-        raise DataError(f"{setting} = {cache}", reason + first_names(changed), CACHE_AGAIN)
+        raise DataError(f"{setting} = {cache}: {reason}{first_names(changed)}. {CACHE_AGAIN}")
     if touched:
         return (
             f"note: {touched:,} source files of {cache} have new modification times but the same bytes, and were read; "

@@ -36,7 +36,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 
 VARIED_AMONG = 1000
 """Varied captions are chosen among this many, evenly spread over all of them."""
-NEEDED = "install the packages of requirements/video.txt"
+NEEDED = "Install the packages of requirements/video.txt."
 
 MAX_CAPTION_BYTES = 1 << 20
 """Largest size of a file of captions."""
@@ -84,7 +84,7 @@ def fix_text(caption: str) -> str:
     try:
         import ftfy
     except ImportError as error:
-        raise PlatformError("captions", f"are repaired with ftfy, which cannot be used here: {error}", NEEDED) from None
+        raise PlatformError(f"captions are repaired with ftfy, which cannot be used here: {error}. {NEEDED}") from None
     return ftfy.fix_text(caption)
 
 
@@ -127,9 +127,9 @@ class CaptionTokenizer:
         before = len(self._tokenizer(self.config.prompt_template.partition("{}")[0])["input_ids"])
         if self.config.cut_tokens not in (0, before):
             raise ConfigError(
-                f"text_encoder.cut_tokens = {self.config.cut_tokens}",
-                f"does not fit prompt_template: before the caption it has {before} tokens of this tokenizer",
-                f"write {before}, or name the tokenizer that came with the encoder",
+                f"text_encoder.cut_tokens = {self.config.cut_tokens} does not fit prompt_template: before the "
+                f"caption it has {before} tokens of this tokenizer. Write {before}, or name the tokenizer that came "
+                "with the encoder."
             )
 
     def _read(self, captions: Iterable[str]) -> list[str]:
@@ -203,16 +203,16 @@ def _load(config: TransformersTextConfig) -> Any:
     folder = config.tokenizer_folder
     if not folder.is_dir():
         raise DataError(
-            f"text_encoder.tokenizer = {folder}",
-            "there is no such folder; nothing is downloaded",
-            fetch_command(folder) or "name the folder of the encoder's tokenizer",
+            f"text_encoder.tokenizer = {folder}: there is no such folder, and nothing is downloaded. "
+            + (fetch_command(folder) or "Name the folder of the encoder's tokenizer.")
         )
     check_names_no_code("text_encoder.tokenizer", folder)
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        reason = f"is read with transformers, which cannot be used here: {error}"
-        raise PlatformError(f"text_encoder.tokenizer = {folder}", reason, NEEDED) from None
+        raise PlatformError(
+            f"text_encoder.tokenizer = {folder} is read with transformers, which cannot be used here: {error}. {NEEDED}"
+        ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         tokenizer("a \U0010fffd")  # (only this raises if it lacks an end or unknown token)
@@ -221,9 +221,8 @@ def _load(config: TransformersTextConfig) -> Any:
         raise
     except BaseException as error:  # (a damaged file can raise anything, panics of Rust included)
         raise DataError(
-            f"text_encoder.tokenizer = {folder}",
-            f"is not a tokenizer that transformers can load: {error}",
-            "copy the folder again",
+            f"text_encoder.tokenizer = {folder} is not a tokenizer that transformers can load: {error}. Copy the "
+            "folder again."
         ) from None
 
 

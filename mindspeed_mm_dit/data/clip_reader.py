@@ -230,7 +230,6 @@ class ClipReader:
             return pixels if self._channels == 3 else grey(pixels)
         except UnusableFile as problem:
             raise DataError(
-                str(path),
-                f"{problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path})",
-                "repair the file or take its line out; a run can be resumed from its last checkpoint",
+                f"{path}: {problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path}). Repair the "
+                "file or take its line out; a run can be resumed from its last checkpoint."
             ) from None

@@ -86,10 +86,10 @@ def open_clips(param: ClipsParam, request: SourceRequest) -> Rows:
         listed = "".join(f"\n    {problem}" for problem in problems[:MAX_PROBLEMS])
         rest = len(problems) - MAX_PROBLEMS
         more = f"\n    ... and {rest:,} more" if rest > 0 else ""
-        cure = "correct these lines or files, or set dataset_param.skip_bad_clips to true"
+        cure = "Correct these lines or files, or set dataset_param.skip_bad_clips to true."
         if param.source:
-            cure = f"remove {param.data_folder}: an earlier version wrote it, and it is written again"
-        raise DataError(str(path), f"{len(problems)} of {len(lines)} clips cannot be used{listed}{more}", cure)
+            cure = f"Remove {param.data_folder}: an earlier version wrote it, and it is written again."
+        raise DataError(f"{path}: {len(problems)} of {len(lines)} clips cannot be used{listed}{more}. {cure}")
     items, classes, notes = _items(param, clips, request)
     sizes = np.array([(clip.longest, *clip.size) for clip in clips], np.int64)
     shapes = None if param.buckets is None else shapes_of(sizes, param)
@@ -144,7 +144,7 @@ def _as_listed(param: ClipsParam, rows: Rows) -> Rows:
         reason = f"was made of {len(rows) + rows.skipped:,} clips, and {param.json_path} lists {listed.total():,}"
         if changed:
             reason += f"; of {len(changed):,} it has another caption or label, or none: {first_names(changed)}"
-        raise DataError(f"{param.cache_key} = {param.features}", reason, CACHE_AGAIN)
+        raise DataError(f"{param.cache_key} = {param.features}: {reason}. {CACHE_AGAIN}")
     return replace(rows, files=tuple(images))
 
 

@@ -157,10 +157,10 @@ class VectorCollator(PlainCollator):
         super().__init__(condition, inputs)
         if self._values.shape[1:] != (condition.width,):
             what, reason = f"predictor: {condition.name} of width {condition.width}", "the samples have vectors of "
-            raise ConfigError(what, f"{reason}{self._values.shape[1:]}", "make the two agree")
+            raise ConfigError(f"{what}: {reason}{self._values.shape[1:]}. Make the two agree.")
         bad = ~np.isfinite(self._values).all(1)
         if bad.any():
-            raise DataError(inputs.rows.paths[int(bad.argmax())], "has a vector that is not finite", "make it again")
+            raise DataError(f"{inputs.rows.paths[int(bad.argmax())]} has a vector that is not finite. Make it again.")
 
     def words(self, rows: np.ndarray, sample_indices: np.ndarray) -> list[tuple[str, bool]]:
         return [("a vector", drop) for drop in self._drops(sample_indices).tolist()]

@@ -67,7 +67,7 @@ def parse_labels(
     counts = Counter(words)
     named: Named = lambda word: f"{location(words.index(word))}: label {reprlib.repr(word)}"  # noqa: E731
     if "" in counts:
-        raise DataError(location(words.index("")), "has no label", "write a label in every row")
+        raise DataError(f"{location(words.index(''))} has no label. Write a label in every row.")
     if known_classes and set(known_classes) == set(stated or counts):
         names, notes = tuple(known_classes), _note_of_old_numbers(where, known_classes)
     else:
@@ -95,14 +95,13 @@ def check_labels(
         label, setting = labels[row], "" if num_classes is None else f" (predictor.num_classes = {end})"
         if 0 <= label < len(classes) and classes[label] != str(label):
             raise DataError(
-                f"{location(row)}: class {classes[label]}",
-                f"is one of {len(classes)}: {first_names(classes, _MAX_NAMES)}; the model has {end}{setting}",
-                "remove its images, or begin a new run with this num_classes in model.json",
+                f"{location(row)}: class {classes[label]} is one of {len(classes)}: "
+                f"{first_names(classes, _MAX_NAMES)}; the model has {end}{setting}. Remove its images, or begin a "
+                "new run with this num_classes in model.json."
             )
         raise DataError(
-            f"{location(row)}: label {label}",
-            f"is outside 0 ... {end - 1}{setting}",
-            "correct the label, or num_classes in model.json; a name that is a number is the label",
+            f"{location(row)}: label {label} is outside 0 ... {end - 1}{setting}. Correct the label, or num_classes "
+            "in model.json; a name that is a number is the label."
         )
 
 
@@ -116,16 +115,16 @@ def _names_in(counts: Mapping[str, int], named: Named) -> tuple[str, ...]:
     numbers = [word for word in counts if _NUMBER.fullmatch(word)]
     names = [word for word in counts if not _NUMBER.fullmatch(word)]
     if bad := next(filter(_OTHER_NUMBER.fullmatch, names), None):
-        cure = "write labels as 0, 1, 2, ..., or as names"
-        raise DataError(named(bad), "is neither a whole number nor a name", cure)
+        raise DataError(
+            f"{named(bad)} is neither a whole number nor a name. Write labels as 0, 1, 2, ..., or as names."
+        )
     if numbers and names:
         few, many = sorted((numbers, names), key=lambda words: sum(counts[word] for word in words))
         kinds = ("a number", "names") if few is numbers else ("a name", "numbers")
         counted = f"{sum(counts[word] for word in many)} of {sum(counts.values())}"
         raise DataError(
-            named(few[0]),
-            f"is {kinds[0]}; {counted} labels are {kinds[1]}, such as {reprlib.repr(many[0])}",
-            "write all labels as numbers, or all as names that are not numbers",
+            f"{named(few[0])} is {kinds[0]}; {counted} labels are {kinds[1]}, such as {reprlib.repr(many[0])}. Write "
+            "all labels as numbers, or all as names that are not numbers."
         )
     return tuple(sorted(names))
 
@@ -137,7 +136,7 @@ def _number_of(word: str, known: Mapping[str, int], named: Named) -> int:
     if _NUMBER.fullmatch(word) and int(word) not in range(len(known)):
         return int(word)
     listed = first_names(list(known), _MAX_NAMES)
-    raise DataError(named(word), f"is not one of the classes that the data set lists: {listed}", "name one of these")
+    raise DataError(f"{named(word)} is not one of the classes that the data set lists: {listed}. Name one of these.")
 
 
 def _notes_of_similar(where: str, words: Collection[str]) -> tuple[str, ...]:
@@ -176,9 +175,8 @@ def split_names(
     if setting:
         if wrong := [name for name, match in zip(names, matches) if not match or int(match[1]) > MAX_CLASS_REPEATS]:
             raise DataError(
-                "dataset_param.folder_repeats = true",
-                f"the folder {wrong[0]} is not called like 10_dog, with a number from 1 to {MAX_CLASS_REPEATS}",
-                "rename it, or drop the setting",
+                f"dataset_param.folder_repeats = true: the folder {wrong[0]} is not called like 10_dog, with a "
+                f"number from 1 to {MAX_CLASS_REPEATS}. Rename it, or drop the setting."
             )
         return pairs
     if setting is False or not pairs or len(pairs) < len(names) or set(known_classes) & set(names):

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.tables import JSONL, Listing, is_index, read_table
 from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
-FLATTENED_CURE = "unpack the archive again with a program that turns them into folders, such as unzip"
+FLATTENED_CURE = "Unpack the archive again with a program that turns them into folders, such as unzip."
 
 
 def list_images(param: DatasetParam, labelled: bool = True, known_classes: Sequence[str] = ()) -> Listing:
@@ -36,7 +36,7 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
         siblings = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
         cure = nearest(folder.name, [entry.name for entry in siblings if _is_link_to_folder(entry)])
         what = f"dataset_param.data_folder = {param.data_folder}"
-        raise DataError(what, not_a_folder_reason(folder), f"{cure}correct the path in data.json")
+        raise DataError(f"{what}: {not_a_folder_reason(folder)}. {cure}correct the path in data.json.")
     if param.index:
         listing = _list_index(folder, param, labelled, known_classes)
     elif param.single_class or not labelled:
@@ -49,7 +49,7 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
     if not listing.rows:
         reason = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
         what = f"dataset_param.data_folder = {folder}"
-        raise DataError(what, f"holds no images{reason}", _cure_of_empty(folder, param.index))
+        raise DataError(f"{what} holds no images{reason}. {_cure_of_empty(folder, param.index)}")
     if param.source is not None:
         check_is_source(param.source, folder, [label for _, label in listing.rows], labelled)
     return listing
@@ -86,7 +86,7 @@ def list_class_folders(
     names = normalize_names(path.name for path in classes)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         reason = "occurs twice, written with different Unicode characters that look the same"
-        raise DataError(f"{folder}: class {twice[0]!r}", reason, "put the images of both into one folder")
+        raise DataError(f"{folder}: class {twice[0]!r}: {reason}. Put the images of both into one folder.")
     if repeated := split_names(names, folder_repeats, known_classes):
         names = tuple(name for _, name in repeated)
     labels = parse_labels(names, str(folder), lambda number: str(classes[number]), known_classes=known_classes)
@@ -99,7 +99,7 @@ def list_class_folders(
     lost = flattened_images(path for path, _ in rows)
     if lost and len(classes) == 1:
         reason = f"and {len(lost) - 1} others have a backslash in their name, so that all images are of the one class "
-        raise DataError(f"{folder / lost[0]}", reason + names[0], FLATTENED_CURE)
+        raise DataError(f"{folder / lost[0]}: {reason}{names[0]}. {FLATTENED_CURE}")
     notes = [*left_out.notes(), *labels.notes, *_flattened_note(lost)]
     if empty := [directory.name for directory, paths in images.items() if not paths]:
         notes.append(f"note: these folders are not classes, as they hold no images: {first_names(empty)}")
@@ -135,7 +135,7 @@ def class_folders(folder: Path) -> list[Path]:
     entries = [entry for entry in _entries(folder) if not is_hidden(entry.name)]
     for entry in entries:
         if entry.is_symlink() and not os.path.exists(entry.path) and not _is_image(entry.name):
-            raise DataError(entry.path, "is a link to nothing", "restore what it links to, or remove the link")
+            raise DataError(f"{entry.path} is a link to nothing. Restore what it links to, or remove the link.")
     return sorted(Path(entry.path) for entry in entries if _is_link_to_folder(entry))
 
 
@@ -145,8 +145,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as error:
-        cure = "give yourself the right to read it, or move it away"
-        raise DataError(str(folder), f"cannot be read: {error_text(error)}", cure) from None
+        raise DataError(
+            f"{folder} cannot be read: {error_text(error)}. Give yourself the right to read it, or move it away."
+        ) from None
 
 
 def _is_link_to_folder(entry: os.DirEntry[str]) -> bool:
@@ -223,7 +224,7 @@ def _list_index(folder: Path, param: DatasetParam, labelled: bool, known_classes
         if classes:
             cure += f'drop "index" from data.json to take the folders there as classes: {first_names(classes)}'
         cure = cure or "write image_path,label lines there"
-        raise DataError(f"dataset_param.index = {param.index}", f"there is no {path}", cure)
+        raise DataError(f"dataset_param.index = {param.index}: there is no {path}. {cure}")
     listing = read_table(path, labelled, columns, known_classes)
     left_out = _count_unlisted(folder, {image for image, _ in listing.rows})
     notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []

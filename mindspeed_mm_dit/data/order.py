@@ -274,18 +274,16 @@ class BucketOrder(Order):
     def check(self, micro_batch_size: int, start: int = 0) -> None:
         if self.group % micro_batch_size:
             raise ConfigError(
-                f"--micro-batch-size = {micro_batch_size}",
-                f"does not divide dataset_param.bucket_group: {self.group} % {micro_batch_size} = "
-                f"{self.group % micro_batch_size}",
-                f"set bucket_group to {-(-self.group // micro_batch_size) * micro_batch_size}, or use a divisor of it: "
-                "a micro-batch has samples of one shape",
+                f"--micro-batch-size = {micro_batch_size} does not divide dataset_param.bucket_group: {self.group} % "
+                f"{micro_batch_size} = {self.group % micro_batch_size}. Set bucket_group to "
+                f"{-(-self.group // micro_batch_size) * micro_batch_size}, or use a divisor of it: a micro-batch has "
+                "samples of one shape."
             )
         if start % micro_batch_size:
             raise ConfigError(
-                f"--micro-batch-size = {micro_batch_size}",
-                f"does not divide the {start} samples that the run has consumed, so micro-batches would have samples "
-                "of two shapes",
-                "resume with the micro-batch and global batch that the run had",
+                f"--micro-batch-size = {micro_batch_size} does not divide the {start} samples that the run has "
+                "consumed, so micro-batches would have samples of two shapes. Resume with the micro-batch and "
+                "global batch that the run had."
             )
 
 

@@ -140,7 +140,7 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
         )
     if not len(where):
         reason = f" ({left_out[0].partition(': ')[2]})" if left_out else ""
-        raise DataError(what, f"its shards hold no {'images with labels' if labelled else 'images'}{reason}")
+        raise DataError(f"{what}: its shards hold no {'images with labels' if labelled else 'images'}{reason}.")
     rows, labels = ShardRows(files, starts, where, np.arange(len(where)), form.reader()), Labels(index["labels"], ())
     if labelled:
         words, stated, numbers = facts_of_rows["words"], facts_of_rows["stated"], index["labels"]
@@ -157,15 +157,15 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
 def _files_of(folder: Path, form: ShardFormat, param: DatasetParam) -> list[Path]:
     what = f"dataset_param.data_folder = {folder}"
     if not is_folder(folder):
-        raise DataError(what, not_a_folder_reason(folder), "correct the path in data.json")
+        raise DataError(f"{what}: {not_a_folder_reason(folder)}. Correct the path in data.json.")
     chosen = shard_files(folder, param)
     if not chosen:
         begin = f", and whose names begin with {param.split!r}" if param.split else ""
-        raise DataError(what, f"holds no files that end in {form.suffix}{begin}")
+        raise DataError(f"{what} holds no files that end in {form.suffix}{begin}.")
     splits = sorted({match[1] for path in chosen if (match := _SPLIT.match(path.name))})
     if len(splits) > 1 and param.split is None:
         name = "train" if "train" in splits else splits[0]
-        raise DataError(what, f"holds the splits {', '.join(splits)}", f'name one: "split": "{name}"')
+        raise DataError(f'{what} holds the splits {", ".join(splits)}. Name one: "split": "{name}".')
     return chosen
 
 
@@ -179,7 +179,7 @@ def _size_of(file: Path) -> int:
     try:
         return check_file(file)
     except UnusableFile as problem:
-        raise DataError(str(file), str(problem), "fetch it again, or remove it") from None
+        raise DataError(f"{file}: {problem}. Fetch it again, or remove it.") from None
 
 
 def _scan_shards(files: Sequence[Path], form: ShardFormat, query: ShardQuery) -> dict[str, np.ndarray]:

@@ -76,7 +76,7 @@ def read_table(
     text = read_text(path, "dataset_param.index", "name a CSV file with the columns image_path,label")
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        raise DataError(f"{path}: line {line}", "holds a NUL byte, so it is not text", "save the file as UTF-8")
+        raise DataError(f"{path}: line {line} holds a NUL byte, so it is not text. Save the file as UTF-8.")
     rows = list(_rows_in(path, text, labelled, captions))
     _check_labels_agree(path, rows)
     by_image: dict[str, list[Row]] = {}
@@ -115,11 +115,11 @@ def _check_columns(path: Path, columns: list[str], required: tuple[str, ...]) ->
     counts = Counter(columns)
     if all(counts[column] == 1 for column in required):
         return
-    cure = f"its first line must name {','.join(required)}, each once"
+    cure = f"Its first line must name {','.join(required)}, each once."
     for delimiter, words in _DELIMITERS.items():
         if any(delimiter in name for name in columns):
-            cure = f"its columns are separated by {words}: save it with commas"
-    raise DataError(str(path), f"has the columns {reprlib.repr(columns)}", cure)
+            cure = f"Its columns are separated by {words}: save it with commas."
+    raise DataError(f"{path} has the columns {reprlib.repr(columns)}. {cure}")
 
 
 def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...], captions: tuple[str, ...]) -> Row:
@@ -127,17 +127,19 @@ def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...
     if surplus:
         extra = ", ".join(surplus)[:80]
         what = "path or caption" if captions else "path"
-        raise DataError(where, f"has more fields than the first line: {extra}", f"quote a {what} that holds a comma")
+        raise DataError(f"{where} has more fields than the first line: {extra}. Quote a {what} that holds a comma.")
     image, label = (*(str(row.get(column) or "") for column in required), "")[:2]
     for column, value in zip(required, (image, label)):
         if not value.strip():
-            raise DataError(where, f"has no {column}", f"write {','.join(required)} in every line")
+            raise DataError(f"{where} has no {column}. Write {','.join(required)} in every line.")
         if "\n" in value or "\r" in value:
-            raise DataError(where, f"column {column} spans several lines", "close the quote that is open there")
+            raise DataError(f"{where}: column {column} spans several lines. Close the quote that is open there.")
     texts = tuple(text for column in captions for text in as_text_list(row.get(column)) or () if text.strip())
     if (path := path_inside(image)) is None:
-        cure = "paths are relative to it: name a file inside it, or set data_folder to the folder of all images"
-        raise DataError(f"{where}: {image}", "leaves dataset_param.data_folder", cure)
+        raise DataError(
+            f"{where}: {image} leaves dataset_param.data_folder. Paths are relative to it: name a file inside it, or "
+            "set data_folder to the folder of all images."
+        )
     return Row(line, path, normalize_names([label.strip()])[0], texts)
 
 
@@ -153,9 +155,8 @@ def _check_labels_agree(path: Path, rows: list[Row]) -> None:
         earlier = first.setdefault(row.image, row)
         if earlier.label != row.label:
             raise DataError(
-                f"{path}: line {row.line}: {row.image}",
-                f"has the label {reprlib.repr(row.label)}, and in line {earlier.line} {reprlib.repr(earlier.label)}",
-                "keep one of the two lines: an image has one class",
+                f"{path}: line {row.line}: {row.image} has the label {reprlib.repr(row.label)}, and in line "
+                f"{earlier.line} {reprlib.repr(earlier.label)}. Keep one of the two lines: an image has one class."
             )
 
 
@@ -181,10 +182,10 @@ def read_text(path: Path, setting: str, cure: str) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")  # Excel begins a file with a byte order mark
     except UnusableFile as problem:
-        raise DataError(f"{setting} = {path}", str(problem), cure) from None
+        raise DataError(f"{setting} = {path}: {problem}. {cure}") from None
     except UnicodeDecodeError as error:
         line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise DataError(f"{path}: line {line}", f"is not UTF-8: byte {byte:#04x}", "save the file as UTF-8") from None
+        raise DataError(f"{path}: line {line} is not UTF-8: byte {byte:#04x}. Save the file as UTF-8.") from None
 
 
 def csv_lines(path: Path, text: str) -> tuple[list[str], Iterator[Entry]]:
@@ -197,8 +198,9 @@ def csv_lines(path: Path, text: str) -> tuple[list[str], Iterator[Entry]]:
             for row in reader:
                 yield reader.line_num, row
         except csv.Error as error:
-            cure = "close every quote, or write the file again"
-            raise DataError(f"{path}: line {reader.line_num}", f"is not valid CSV: {error}", cure) from None
+            raise DataError(
+                f"{path}: line {reader.line_num} is not valid CSV: {error}. Close every quote, or write the file again."
+            ) from None
 
     entries = lines()
     return list(next(entries)[1] or ()), entries
@@ -267,5 +269,7 @@ def _not_json(path: Path, line: int, error: Exception, around: str, cure: str) -
     reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error) or type(error).__name__
     if pair := _PAIR_IN_BRACES.search(around):
         reason = f"{pair[0]} is neither an object nor a list (MindSpeed-MM's tutorial prints it so)"
-        cure = 'write "resolution": [480, 832], or {"height": 480, "width": 832}'
-    return DataError(f"{path}: line {line}", f"is not JSON: {reason}", cure)
+    return DataError(
+        f'{path}: line {line} is not JSON: {reason}. Write "resolution": [480, 832], or {{"height": 480, "width": '
+        "832}."
+    )

@@ -64,9 +64,10 @@ def pyav() -> ModuleType:
         import av
         import av.video.reformatter
     except ImportError as error:
-        reason = f"videos are decoded with PyAV, which cannot be used here: {error}"
-        cure = "install the packages of requirements/video.txt, or pip install av"
-        raise PlatformError("dataset_type = 'clips'", reason, cure) from None
+        raise PlatformError(
+            f"dataset_type = 'clips': videos are decoded with PyAV, which cannot be used here: {error}. Install the "
+            "packages of requirements/video.txt, or pip install av."
+        ) from None
     return av
 
 

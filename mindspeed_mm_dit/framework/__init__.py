@@ -47,19 +47,18 @@ def activate(name: str) -> None:
     global _active
     if _active is not None and _active != name:
         raise PlatformError(
-            f"--ai-framework = {name}", f"{_active} is already active in this process", "use one process per framework"
+            f"--ai-framework = {name}: {_active} is already active in this process. Use one process per framework."
         )
     if name not in FRAMEWORKS:
-        raise PlatformError(f"--ai-framework = {name}", f"must be one of {', '.join(FRAMEWORKS)}")
+        raise PlatformError(f"--ai-framework = {name} must be one of {', '.join(FRAMEWORKS)}.")
     _check_version(*_OLDEST[name], name)
     try:
         with fast_imports():
             importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
         raise PlatformError(
-            f"--ai-framework = {name}",
-            f"cannot be used here: {error}",
-            f"install it into this Python environment: {_INSTALL[name]}",
+            f"--ai-framework = {name} cannot be used here: {error}. Install it into this Python environment: "
+            f"{_INSTALL[name]}."
         ) from error
     _active = name
 
@@ -73,9 +72,7 @@ def _check_version(distribution: str, oldest: str, name: str) -> None:
         return
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < tuple(map(int, oldest.split("."))):
         raise PlatformError(
-            f"--ai-framework = {name}",
-            f"{distribution} {installed} is too old",
-            f"install {distribution} {oldest} or newer",
+            f"--ai-framework = {name}: {distribution} {installed} is too old. Install {distribution} {oldest} or newer."
         )
 
 

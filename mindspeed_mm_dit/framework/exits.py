@@ -81,16 +81,14 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
     cure = "start it with mm-dit train, torchrun or msrun, or unset the variable that is left in the shell: unset {}"
     if rank >= world_size:
         raise ConfigError(
-            f"{names.rank} = {rank}",
-            f"there is no such process: {names.world_size} is {environment.get(names.world_size, 'not set')}",
-            cure.format(names.rank),
+            f"{names.rank} = {rank}: there is no such process: {names.world_size} is "
+            f"{environment.get(names.world_size, 'not set')}. {cure.format(names.rank)}"
         )
     missing = [name for name in names.required if not environment.get(name)]
     if world_size > 1 and missing:
         raise ConfigError(
-            f"{names.world_size} = {world_size}",
-            f"the process would wait for others it cannot find: {', '.join(missing)} not set",
-            cure.format(names.world_size),
+            f"{names.world_size} = {world_size}: the process would wait for others it cannot find: "
+            f"{', '.join(missing)} not set. {cure.format(names.world_size)}"
         )
 
 

@@ -67,8 +67,10 @@ def _read(path: str | Path, make: Callable[[list[_Entry]], T]) -> dict[str, T]:
             parts.setdefault(_text(name), []).append(_tensor(tensor))
         return {name: make(cut) for name, cut in parts.items() if cut[0][1] != "str"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = f"is not a whole MindSpore checkpoint: {type(error).__name__}: {error}"
-        raise CheckpointError(str(path), reason, "copy it again; encrypted ones cannot be read") from error
+        raise CheckpointError(
+            f"{path} is not a whole MindSpore checkpoint: {type(error).__name__}: {error}. Copy it again; encrypted "
+            "ones cannot be read."
+        ) from error
 
 
 def _fields(data: np.ndarray) -> Iterator[tuple[int, Any]]:
@@ -125,7 +127,7 @@ def write_mindspore_arrays(file: Writable, arrays: Mapping[str, np.ndarray]) -> 
     """Write what :func:`write_mindspore_file` writes into an open file."""
     for name, array in arrays.items():
         if array.dtype not in _TYPES:
-            raise CheckpointError(f"{file.name}: {name}", f"MindSpore has no tensors of {array.dtype}")
+            raise CheckpointError(f"{file.name}: {name}: MindSpore has no tensors of {array.dtype}.")
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         head = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
         head += b"\x12" + _with_length(_TYPES[array.dtype].encode())

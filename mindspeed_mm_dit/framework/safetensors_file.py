@@ -49,16 +49,17 @@ def read_safetensors_file(
             raise ValueError(f"{large[0]} has more than {most_entries:,} entries")
         return {name: _array(data, f"{path}: {name}", entry) for name, entry in tensors.items()}, header.metadata
     except UnusableFile as problem:
-        raise CheckpointError(str(path), str(problem), "copy or download it again") from None
+        raise CheckpointError(f"{path}: {problem}. Copy or download it again.") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        reason = f"cannot be read: {type(error).__name__}: {error}"
-        raise CheckpointError(str(path), reason, "copy or download it again") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {type(error).__name__}: {error}. Copy or download it again."
+        ) from error
 
 
 def _array(data: np.ndarray, what: str, entry: dict[str, Any]) -> np.ndarray:
     if entry["dtype"] not in _DTYPES:
         raise CheckpointError(
-            what, f"is of dtype {entry['dtype']}, which is not supported", f"save it as one of {', '.join(_DTYPES)}"
+            f"{what} is of dtype {entry['dtype']}, which is not supported. Save it as one of {', '.join(_DTYPES)}."
         )
     (begin, end), shape, dtype = entry["data_offsets"], entry["shape"], np.dtype(_DTYPES[entry["dtype"]])
     if len(shape) > 32 or min(shape, default=0) < 0 or end - begin != math.prod(shape) * dtype.itemsize:

@@ -76,12 +76,11 @@ def read_torch_file(path: str | Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             return _read(_Archive(path, archive))
     except UnusableFile as problem:
-        raise CheckpointError(str(path), str(problem), "copy or download it again") from None
+        raise CheckpointError(f"{path}: {problem}. Copy or download it again.") from None
     except _NO_ZIP as error:
         raise CheckpointError(
-            str(path),
-            f"is not a file in PyTorch's zip format: {error}",
-            "save it again with torch.save of PyTorch 1.6 or later",
+            f"{path} is not a file in PyTorch's zip format: {error}. Save it again with torch.save of PyTorch 1.6 or "
+            "later."
         ) from error
 
 
@@ -104,9 +103,9 @@ class _Archive:
         try:
             info = self._archive.getinfo(f"{self._prefix}{name}")
         except KeyError:
-            raise CheckpointError(str(self.path), f"has no {name}", "it is incomplete or not from torch.save") from None
+            raise CheckpointError(f"{self.path} has no {name}. It is incomplete or not from torch.save.") from None
         if info.flag_bits & 1:
-            raise CheckpointError(str(self.path), "is encrypted", "save it again without a password")
+            raise CheckpointError(f"{self.path} is encrypted. Save it again without a password.")
         if info.compress_type != zipfile.ZIP_STORED:
             self.count_bytes(info.file_size)
             return np.frombuffer(self._archive.read(info), np.uint8)
@@ -141,12 +140,12 @@ def _read(archive: _Archive) -> Any:
     what = str(archive.path)
     pickled = archive.member("data.pkl").tobytes()
     if archive.has_big_endian_numbers():
-        raise CheckpointError(what, "was written on a big-endian machine", "save it again on a little-endian one")
+        raise CheckpointError(f"{what} was written on a big-endian machine. Save it again on a little-endian one.")
     try:
         check_pickle(pickled)
         return _plain(_TensorUnpickler(archive, io.BytesIO(pickled)).load())
     except _DAMAGED as error:
-        raise CheckpointError(what, f"its pickle is damaged: {error}", "copy or download it again") from error
+        raise CheckpointError(f"{what}: its pickle is damaged: {error}. Copy or download it again.") from error
 
 
 class _TensorUnpickler(pickle.Unpickler):
@@ -167,9 +166,8 @@ class _TensorUnpickler(pickle.Unpickler):
         is_plain = name in _PLAIN_BUILTINS if root in ("builtins", "__builtin__") else root in _PLAIN_MODULES
         if not is_plain and root in _STDLIB_MODULES:
             raise CheckpointError(
-                str(self._archive.path),
-                f"its pickle needs {module}.{name}, which is not loaded from a file",
-                "save a dict of tensors and plain values instead",
+                f"{self._archive.path}: its pickle needs {module}.{name}, which is not loaded from a file. Save a "
+                "dict of tensors and plain values instead."
             )
         return type(name, (_Inert,), {"what": f"{module}.{name}"})
 
@@ -188,7 +186,7 @@ _STDLIB_MODULES = sys.stdlib_module_names | {"__builtin__", "copy_reg", "command
 
 def _unsupported(path: Path, what: str) -> CheckpointError:
     return CheckpointError(
-        str(path), f"holds {what}, which is not supported", "save it as float32, float16, bfloat16 or float8"
+        f"{path} holds {what}, which is not supported. Save it as float32, float16, bfloat16 or float8."
     )
 
 
@@ -267,11 +265,11 @@ def names_in_torch_file(path: str | Path) -> tuple[str, ...]:
             check_pickle(pickled)
             content = _NameUnpickler(members, io.BytesIO(pickled)).load()
     except (UnusableFile, *_NO_ZIP, *_DAMAGED) as error:
-        raise CheckpointError(str(path), f"cannot be read: {error}", "copy or download it again") from error
+        raise CheckpointError(f"{path} cannot be read: {error}. Copy or download it again.") from error
     others = [name for name, value in content.items() if value is not _TENSOR] if isinstance(content, dict) else [""]
     if others or not content:
         what = f"its {others[0]!r} is no tensor" if others and others[0] else "it holds no tensors by name"
-        raise CheckpointError(str(path), what, "copy or download it again")
+        raise CheckpointError(f"{path}: {what}. Copy or download it again.")
     return tuple(map(str, content))
 
 
@@ -444,12 +442,12 @@ class _TensorPickler:
             return pickle.EMPTY_LIST + pickle.MARK + b"".join(map(self._value, value)) + pickle.APPENDS
         if isinstance(value, tuple):
             return self._tuple(*map(self._value, value))
-        raise CheckpointError(self._what, f"cannot hold a {type(value).__name__}", "write arrays and plain values")
+        raise CheckpointError(f"{self._what} cannot hold a {type(value).__name__}. Write arrays and plain values.")
 
     def _tensor(self, array: np.ndarray) -> bytes:
         storage_type = _STORAGES.get(array.dtype)
         if storage_type is None:
-            raise CheckpointError(self._what, f"PyTorch has no tensors of {array.dtype}", "convert the array")
+            raise CheckpointError(f"{self._what}: PyTorch has no tensors of {array.dtype}. Convert the array.")
         array = np.ascontiguousarray(array).reshape(array.shape)  # the former makes 0-D arrays 1-D
         key = str(len(self.arrays))
         self.arrays.append(array)

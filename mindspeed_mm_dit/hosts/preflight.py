@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -135,10 +136,8 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
     if args.timestep_window is not None:
         if not hasattr(model.diffusion, "timestep_window"):
             raise ConfigError(
-                "--timestep-window",
-                f"is not for diffusion.model_id = {model.diffusion.model_id} of "
-                f"{args.mm_model}, which is trained on all noise levels",
-                "leave it out",
+                f"--timestep-window is not for diffusion.model_id = {model.diffusion.model_id} of {args.mm_model}, "
+                "which is trained on all noise levels. Leave it out."
             )
         model_json |= {"diffusion": {**model_json["diffusion"], "timestep_window": list(args.timestep_window)}}
         model = model_config_from_mapping(model_json, args.mm_model)
@@ -162,7 +161,7 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
 def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts) -> None:
     """Raise ConfigError or PlatformError unless ``ranks`` ranks can share a sample here."""
     if ranks > 1 and not host.has_context_parallel:
-        raise PlatformError(f"--context-parallel-size = {ranks}", f"is not offered in {host.name}", "use 1")
+        raise PlatformError(f"--context-parallel-size = {ranks} is not offered in {host.name}. Use 1.")
     for model in models_by_shape(mm.model, mm.data.dataset_param):
         model.predictor.check_context_parallel(ranks)
 
@@ -193,8 +192,9 @@ def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
     if param.cache is not None and not os.path.lexists(param.cache):
         files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
         cure = shlex.join(["mm-dit", "cache-latents", *files])
-        reason = f"does not exist yet: there is no {os.path.abspath(param.cache)}"
-        raise DataError(f"{param.cache_key} = {param.cache}", reason, cure)
+        raise DataError(
+            f"{param.cache_key} = {param.cache} does not exist yet: there is no {os.path.abspath(param.cache)}. {cure}"
+        )
 
 
 def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
@@ -205,15 +205,13 @@ def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
     if not args.report:
         return args
     if not args.save:
-        raise ConfigError("--report", "needs a checkpoint to sample from, and none is saved", "add --save DIR")
+        raise ConfigError("--report needs a checkpoint to sample from, and none is saved. Add --save DIR.")
     name = args.report_sampler or objective_of(model.diffusion).quick_sampler
     try:
         sampler = find_sampler(model.diffusion, name, "--report-sampler")
         sampler.check(model.diffusion, args.report_steps, sampler.options())
     except ConfigError as error:
-        if error.what.startswith("--steps"):
-            raise ConfigError(f"--report-steps = {args.report_steps}", error.reason, error.cure) from None
-        raise
+        raise ConfigError(re.sub("^--steps", "--report-steps", str(error))) from None
     return replace(args, report_sampler=name)
 
 
@@ -221,12 +219,10 @@ def _check_prompts(file: str, model: ModelConfig) -> None:
     prompts, conditions = read_prompts("--sample-prompts", file), model.predictor.conditions
     if "caption" not in conditions.items or conditions.needs_frames:
         words = "needs a first frame" if conditions.needs_frames else "is not conditioned on text"
-        raise ConfigError(f"--sample-prompts = {file}", f"this model {words}", "leave it out")
+        raise ConfigError(f"--sample-prompts = {file}: this model {words}. Leave it out.")
     if len(prompts) > MAX_PROMPTS:
         raise ConfigError(
-            f"--sample-prompts = {file}",
-            f"holds {len(prompts):,} prompts, more than {MAX_PROMPTS}",
-            "use fewer prompts",
+            f"--sample-prompts = {file} holds {len(prompts):,} prompts, more than {MAX_PROMPTS}. Use fewer prompts."
         )
     check_prompts(model, prompts, "--sample-prompts")
 

@@ -125,7 +125,7 @@ def register_host(kind: HostKind) -> None:
         ConfigError: another host has this name.
     """
     if kind.name == "auto":
-        raise ConfigError("host auto", "means the first host that is recognised", "choose another name")
+        raise ConfigError("host auto means the first host that is recognised. Choose another name.")
     register("host", kind.name, kind)
 
 
@@ -183,7 +183,7 @@ def host_by_name(name: str) -> HostKind:
     known = {kind.name: kind for kind in hosts()}
     if name not in known:
         names = ("auto", *known)
-        raise ConfigError(f"--host = {name}", f"must be one of {', '.join(names)}", nearest(name, names))
+        raise ConfigError(f"--host = {name} must be one of {', '.join(names)}. {nearest(name, names)}")
     return known[name]
 
 

@@ -57,9 +57,8 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
     learns, has = _AXES.get(len(model.latent_shape) - 1, "latents"), _AXES[len(size)]
     if learns != has:
         raise ConfigError(
-            f"data.json: dataset_param.dataset_type = {param.dataset_type!r}",
-            f"its samples are {has}, and predictor {model.predictor.model_id!r} learns {learns}",
-            f"use a data.json of {learns}, or a predictor of {has}",
+            f"data.json: dataset_param.dataset_type = {param.dataset_type!r}: its samples are {has}, and predictor "
+            f"{model.predictor.model_id!r} learns {learns}. Use a data.json of {learns}, or a predictor of {has}."
         )
     if param.buckets is not None:
         _check_buckets(model, param)
@@ -71,9 +70,8 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
         image_cure = f"set image_size to {expected.split(' x ')[0]}, or change predictor.input_size"
         video_cure = "make the two agree; no weight of wan or custom_dit depends on latent_size"
         raise ConfigError(
-            f"data.json: {param.size_setting}",
-            f"makes latents of {_sides(latent_shape)}, and the predictor takes {takes}",
-            video_cure if has == "videos" else image_cure,
+            f"data.json: {param.size_setting} makes latents of {_sides(latent_shape)}, and the predictor takes "
+            f"{takes}. {video_cure if has == 'videos' else image_cure}"
         )
 
 
@@ -113,15 +111,15 @@ def most_expensive_shape(model: ModelConfig, param: SourceParam) -> ModelConfig:
 def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
     """Raise ConfigError unless autoencoder and predictor accept every possible sample shape."""
     if model.teachers:
-        reason = "make latents of several shapes, but a teacher's features have one shape"
-        cure = "drop section teacher and predictor.z_dims, or use image_size"
-        raise ConfigError(param.size_setting, reason, cure)
+        raise ConfigError(
+            f"{param.size_setting} make latents of several shapes, but a teacher's features have one shape. Drop "
+            "section teacher and predictor.z_dims, or use image_size."
+        )
     for size in param.sizes:
         try:
             with_size(model, size)
         except ConfigError as error:
-            what = f"data.json: {param.size_setting}: {' x '.join(map(str, size))}"
-            raise ConfigError(what, f"{error.what}: {error.reason}", error.cure) from None
+            raise ConfigError(f"data.json: {param.size_setting}: {' x '.join(map(str, size))}: {error}") from None
 
 
 def _sides(latent_shape: tuple[int, ...]) -> str:
@@ -139,8 +137,10 @@ def check_feature_widths(model: ModelConfig) -> None:
     """Raise ConfigError unless each teacher's features, by its config.json, have the width of its projector."""
     for number, (teacher, width) in enumerate(zip(model.teachers, model.predictor.z_dims)):
         if teacher.width() != width:
-            reason = f"the teacher's features have width {teacher.width()} (by its config.json)"
-            raise ConfigError(f"predictor.z_dims[{number}] = {width}", reason, f"write {teacher.width()}")
+            raise ConfigError(
+                f"predictor.z_dims[{number}] = {width}: the teacher's features have width {teacher.width()} (by its "
+                f"config.json). Write {teacher.width()}."
+            )
 
 
 def cache_identity(model: ModelConfig, param: SourceParam) -> dict[str, str]:
@@ -151,9 +151,9 @@ def cache_identity(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     texts = [c for c in model.predictor.conditions if c.item == "caption"]
     if not model.ae.is_cacheable and not texts and not model.teachers:
         raise ConfigError(
-            f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}",
-            "there is nothing to cache: this autoencoder has no latents, so a model trains on the images themselves",
-            f"train without a cache, and without {param.cache_key} in data.json",
+            f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}: there is nothing to cache: this "
+            "autoencoder has no latents, so a model trains on the images themselves. Train without a cache, and "
+            f"without {param.cache_key} in data.json."
         )
     identity = {"pixels": param.pixel_cache_key(), "autoencoder": model.ae.identity()}
     for number, section in enumerate(model.text_encoders if texts else ()):
@@ -185,13 +185,14 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> OpenedDataset:
     for shape in cache.latent_shapes:
         if shape not in shapes:
             raise ConfigError(
-                what,
-                f"contains latents of {shape}, and model.json makes {model.latent_shape} of a sample",
-                "correct ae.latent_channels, ae.downsample_factor or the predictor's size of latents",
+                f"{what} contains latents of {shape}, and model.json makes {model.latent_shape} of a sample. Correct "
+                "ae.latent_channels, ae.downsample_factor or the predictor's size of latents."
             )
     if model.ae.samples_posterior and not cache.index.with_std:
-        reason = "contains only the mean of the posterior, and model.json samples from it"
-        raise ConfigError(what, reason, "make another cache, or do not sample the posterior")
+        raise ConfigError(
+            f"{what} contains only the mean of the posterior, and model.json samples from it. Make another cache, or "
+            "do not sample the posterior."
+        )
     cache.check_features(model.feature_shapes, what)
     for condition in model.predictor.conditions:
         for part in condition.parts if isinstance(condition, TextCondition) else ():
@@ -205,11 +206,11 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> OpenedDataset:
 def _check_cached_text(what: str, cache: Cache, condition: Any) -> None:
     if condition.name not in cache.index.texts:
         reason = f"contains no {condition.name}, which the predictor is conditioned on"
-        raise ConfigError(what, reason, "make another cache in another folder: mm-dit cache-latents")
+        raise ConfigError(f"{what} {reason}. Make another cache in another folder: mm-dit cache-latents.")
     for width in cache.widths(condition.name):
         if width != condition.width and condition.width:  # (0: any width, for parts that are concatenated)
             reason = f"contains {condition.name} of width {width}, and the predictor takes {condition.width}"
-            raise ConfigError(what, reason, f"correct predictor.{condition.setting}")
+            raise ConfigError(f"{what} {reason}. Correct predictor.{condition.setting}.")
 
 
 def _check_opened(opened: OpenedDataset) -> OpenedDataset:
@@ -219,9 +220,8 @@ def _check_opened(opened: OpenedDataset) -> OpenedDataset:
             where = f"{opened.param.cache_key} = {opened.param.cache}" if opened.cache else opened.param.where
             cache_cure = "make the cache again, in an empty folder: mm-dit cache-latents"
             raise ConfigError(
-                where,
-                f"its samples have no {item}, and the predictor is conditioned on it",
-                cache_cure if opened.cache else "use a data set whose samples have one",
+                f"{where}: its samples have no {item}, and the predictor is conditioned on it. "
+                f"{cache_cure if opened.cache else 'use a data set whose samples have one'}"
             )
     opened.collators(opened.rows, 0)
     label = opened.model.predictor.conditions.label

@@ -80,7 +80,7 @@ class AutoencoderKL(DiffusersAutoencoder):
                     str(path), config=str(path.parent), local_files_only=True
                 )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise CheckpointError(f"ae.from_pretrained = {path}", f"diffusers cannot load it: {error}") from error
+            raise CheckpointError(f"ae.from_pretrained = {path}: diffusers cannot load it: {error}.") from error
 
 
 class AutoencoderKLWan(DiffusersAutoencoder):

@@ -129,12 +129,14 @@ class CacheWriter:
         try:
             made_by = json.loads(metadata["made_by"])
         except (KeyError, ValueError):
-            raise DataError(str(path), "does not record what it was made from", "remove it") from None
+            raise DataError(f"{path} does not record what it was made from. Remove it.") from None
         check_same(str(path), made_by, self.index.made_by)
         for key in ("shard_rows", "dtype"):
             if metadata.get(key) != self._metadata[key]:
-                reason = f"was made with {key} {metadata.get(key)}, and this run uses {self._metadata[key]}"
-                raise DataError(str(path), reason, "use the same settings, or another --output")
+                raise DataError(
+                    f"{path} was made with {key} {metadata.get(key)}, and this run uses {self._metadata[key]}. Use "
+                    "the same settings, or another --output."
+                )
         return True
 
     def write(
@@ -266,9 +268,8 @@ class CacheWriter:
 
     def _not_finite(self, row: int, what: str) -> DataError:
         return DataError(
-            self._opened.rows.paths[row],
-            f"its {what} not finite (on disk {self.settings.dtype})",
-            "use --dtype fp32 and dtype fp32 of ae and text_encoder; if that does not help, the weights are damaged",
+            f"{self._opened.rows.paths[row]}: its {what} not finite (on disk {self.settings.dtype}). Use --dtype "
+            "fp32 and dtype fp32 of ae and text_encoder; if that does not help, the weights are damaged."
         )
 
     def finish(self, text_encoders: Callable[[], Sequence[Any]]) -> bool:

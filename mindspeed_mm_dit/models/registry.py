@@ -184,10 +184,9 @@ def _check_image_tokens(encoder: ImageEncoderConfig, condition: ImageTokens) -> 
     actual = (encoder.tokens() * (2 if condition.with_last else 1), encoder.width())
     if actual != (condition.length, condition.width):
         raise ConfigError(
-            f"predictor.image_dim = {condition.width}",
-            f"takes {condition.length} features of that width, and {encoder.setting} makes {actual[0]} of width "
-            f"{actual[1]} (by its config.json)",
-            "name the image_encoder/ folder of the published model",
+            f"predictor.image_dim = {condition.width} takes {condition.length} features of that width, and "
+            f"{encoder.setting} makes {actual[0]} of width {actual[1]} (by its config.json). Name the image_encoder/ "
+            "folder of the published model."
         )
 
 
@@ -195,10 +194,9 @@ def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfi
     """Raise PlatformError if an encoder cannot run on the active framework."""
     if active() not in config.frameworks:
         raise PlatformError(
-            f"model_id = {config.model_id!r}",
-            f"runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} alone, not on {active()}",
-            "encode once with PyTorch (mm-dit cache-latents), and name the folder in dataset_param.latents (for videos "
-            "in dataset_param.features)",
+            f"model_id = {config.model_id!r} runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} "
+            f"alone, not on {active()}. Encode once with PyTorch (mm-dit cache-latents), and name the folder in "
+            "dataset_param.latents (for videos in dataset_param.features)."
         )
 
 
@@ -241,10 +239,12 @@ def check_vision_files(config: TransformersVisionConfig) -> None:
     what, patch = f"{config.setting} = {config.folder}", config.number("patch_size")
     for name, array in read_tensors(config.setting, config.folder):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise CheckpointError(what, f"its weight {name} has numbers that are not finite", "copy the folder again")
+            raise CheckpointError(f"{what}: its weight {name} has numbers that are not finite. Copy the folder again.")
         if array.ndim == 4 and array.shape[-2:] != (patch, patch):  # (the patch embedding is its only convolution)
-            reason = f"config.json has patch_size = {patch}, and the weight {name} is {array.shape}"
-            raise CheckpointError(what, reason, "copy the folder again")
+            raise CheckpointError(
+                f"{what}: config.json has patch_size = {patch}, and the weight {name} is {array.shape}. Copy the "
+                "folder again."
+            )
 
 
 DINOV2 = TeacherKind(Dinov2Config, _build, check_vision_files)

@@ -74,7 +74,7 @@ def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> 
     """Raise ConfigError naming ``flag`` if a caption is too long for the encoder or has no words."""
     for caption, problem in zip(captions, caption_problems(tokenizer, captions)):
         if problem:
-            raise ConfigError(f"{flag} = {shorten_repr(caption)}", problem, "write it shorter, in words")
+            raise ConfigError(f"{flag} = {shorten_repr(caption)}: {problem}. Write it shorter, in words.")
 
 
 def check_files(config: TransformersTextConfig) -> None:
@@ -94,11 +94,11 @@ def folder_tokenizer(
     encoder = config.read()
     if encoder.get("model_type") != model_type:
         reason = f"is of a {encoder.get('model_type')!r}, not of a {model_type!r}"
-        raise ConfigError(f"text_encoder.from_pretrained = {config.config_file}", reason, cure)
+        raise ConfigError(f"text_encoder.from_pretrained = {config.config_file} {reason}. {cure}")
     if positions and config.max_length > config.number(positions):
         most = config.number(positions)
         reason = f"is more than the encoder reads: {positions} is {most}"
-        raise ConfigError(f"text_encoder.max_length = {config.max_length}", reason, f"use at most {most}")
+        raise ConfigError(f"text_encoder.max_length = {config.max_length} {reason}. Use at most {most}.")
     tokenizer = CaptionTokenizer(config)
     rows, known = encoder.get("vocab_size"), tokenizer.vocabulary_size
     if type(rows) is not int or not known <= rows < known + MAX_SPARE_ROWS:
@@ -113,9 +113,8 @@ def folder_tokenizer(
 
 def _mismatch(config: TransformersTextConfig, reason: str) -> ConfigError:
     return ConfigError(
-        f"text_encoder.tokenizer = {config.tokenizer_folder}",
-        f"does not belong to the encoder in {config.from_pretrained}: {reason}",
-        "name the tokenizer that came with the encoder",
+        f"text_encoder.tokenizer = {config.tokenizer_folder} does not belong to the encoder in "
+        f"{config.from_pretrained}: {reason}. Name the tokenizer that came with the encoder."
     )
 
 

@@ -50,9 +50,8 @@ def _check_t5(config: TransformersTextConfig) -> None:
     check_files(config)
     if not are_equal_if_stored("text_encoder.from_pretrained", config.folder, _TABLES):
         raise CheckpointError(
-            f"text_encoder.from_pretrained = {config.folder}",
-            f"contains two different tables of tokens, {' and '.join(_TABLES)}, and the encoder has one",
-            "use the files as they were published",
+            f"text_encoder.from_pretrained = {config.folder} contains two different tables of tokens, "
+            f"{' and '.join(_TABLES)}, and the encoder has one. Use the files as they were published."
         )
 
 

@@ -133,8 +133,10 @@ def _load(
     try:
         import transformers
     except ImportError as error:
-        reason = f"is read with transformers, which cannot be used here: {error}"
-        raise PlatformError(what, reason, "install the packages of requirements/video.txt") from None
+        raise PlatformError(
+            f"{what} is read with transformers, which cannot be used here: {error}. Install the packages of "
+            "requirements/video.txt."
+        ) from None
     variant = weights_of_transformers(f"{section}.from_pretrained", config.folder).variant
     try:
         with quiet(transformers.utils.logging):
@@ -150,6 +152,6 @@ def _load(
                 **settings,
             )
     except Exception as error:  # (damaged files can raise anything)
-        raise CheckpointError(what, f"transformers cannot load it: {error}", "copy the folder again") from error
+        raise CheckpointError(f"{what}: transformers cannot load it: {error}. Copy the folder again.") from error
     check_complete(what, loaded[1], optional)
     return loaded[0]

@@ -103,9 +103,9 @@ class WeightAdapter:
 def shape_of(shapes: Shapes, name: str, ndim: int) -> Shape:
     """Return the shape of ``name``; raises CheckpointError if it is missing or does not have ``ndim`` axes."""
     if name not in shapes:
-        raise CheckpointError("SOURCE", f"{name} is missing, so the architecture is unknown")
+        raise CheckpointError(f"SOURCE: {name} is missing, so the architecture is unknown.")
     if len(shapes[name]) != ndim:
-        raise CheckpointError("SOURCE", f"{name} is {tuple(shapes[name])}, expected {ndim} dimensions")
+        raise CheckpointError(f"SOURCE: {name} is {tuple(shapes[name])}, expected {ndim} dimensions.")
     return tuple(shapes[name])
 
 
@@ -120,7 +120,7 @@ def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...
     for key, values in fixed.items():
         if key in section and section[key] not in values:
             words = " or ".join(map(shorten_repr, values))
-            raise ConfigError(f"{key} = {shorten_repr(section[key])}", f"is not supported, only {words}")
+            raise ConfigError(f"{key} = {shorten_repr(section[key])} is not supported, only {words}.")
     return {key: value for key, value in section.items() if key not in fixed}
 
 

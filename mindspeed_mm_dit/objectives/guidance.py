@@ -46,9 +46,9 @@ class Guidance:
     def __post_init__(self) -> None:
         object.__setattr__(self, "scale", number("--cfg-scale", self.scale, 0.0, MAX_GUIDANCE))
         if not isinstance(self.channels, str) or self.channels not in get_args(GuidedChannels):
-            raise ConfigError(f"--cfg-channels = {shorten_repr(self.channels)}", "must be '3' or 'all'")
+            raise ConfigError(f"--cfg-channels = {shorten_repr(self.channels)} must be '3' or 'all'.")
         if self.rescale is not None and self.rescale not in get_args(Rescale):
-            raise ConfigError(f"--cfg-rescale = {shorten_repr(self.rescale)}", "must be 'token' or 'sample'")
+            raise ConfigError(f"--cfg-rescale = {shorten_repr(self.rescale)} must be 'token' or 'sample'.")
         try:
             low, high = (
                 number("--cfg-interval", end, 0.0, 1.0) for end in self.interval if not isinstance(self.interval, BYTES)
@@ -56,8 +56,9 @@ class Guidance:
         except (TypeError, ValueError, ConfigError):
             low, high = 1.0, 0.0
         if low > high:
-            what = f"--cfg-interval = {shorten_repr(self.interval)}"
-            raise ConfigError(what, "must be two numbers with 0 <= low <= high <= 1")
+            raise ConfigError(
+                f"--cfg-interval = {shorten_repr(self.interval)} must be two numbers with 0 <= low <= high <= 1."
+            )
         object.__setattr__(self, "interval", (low, high))
 
     def applies_at(self, noise: float) -> bool:

@@ -134,13 +134,13 @@ def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
     samplers = objective_of(config).samplers
     if not isinstance(name, str):
         raise ConfigError(
-            f"{flag} = {shorten_repr(name)}", "must be the name of a sampler", f"use one of {', '.join(samplers)}"
+            f"{flag} = {shorten_repr(name)} must be the name of a sampler. Use one of {', '.join(samplers)}."
         )
     if name not in samplers:
         others = [model_id for model_id, objective in OBJECTIVES.items() if name in objective.samplers]
         reason = f"is for {' and '.join(others)}, and this model was trained with {config.model_id}"
         reason, hint = (reason, "") if others else ("unknown sampler", nearest(name, samplers))
-        raise ConfigError(f"{flag} = {name!r}", reason, f"{hint}For {config.model_id}: {', '.join(samplers)}")
+        raise ConfigError(f"{flag} = {name!r}: {reason}. {hint}For {config.model_id}: {', '.join(samplers)}")
     return samplers[name]
 
 
@@ -151,14 +151,12 @@ def sampler_options(config: Any, name: str, values: Mapping[str, Any]) -> Any:
     for key, value in values.items():
         if key not in known:
             raise ConfigError(
-                f"{flag_of(str(key))} = {shorten_repr(value)}",
-                f"is not an option of the sampler {name!r}",
-                f"it has {', '.join(map(flag_of, known))}" if known else "leave it out",
+                f"{flag_of(str(key))} = {shorten_repr(value)} is not an option of the sampler {name!r}. "
+                + (f"It has {', '.join(map(flag_of, known))}." if known else "Leave it out.")
             )
     where = f"sampler {name}"
     try:
         return from_mapping(kind, dict(values), where)
     except ConfigError as error:  # (for a value of the wrong type, name the flag instead of the key)
-        key, mark, value = error.what.removeprefix(f"{where}: ").partition(" = ")
-        flag, reason = flag_of(key.removeprefix("--")), error.reason.replace(" or null", " or None")
-        raise ConfigError(f"{flag}{mark}{value}", reason, error.cure) from None
+        key, _, rest = str(error).removeprefix(f"{where}: ").partition(" ")
+        raise ConfigError(f"{flag_of(key.removeprefix('--'))} {rest.replace(' or null', ' or None')}") from None

@@ -82,4 +82,4 @@ def flag(default: Any, help_text: str, **how: Any) -> Any:
 def require(config: Any, name: str, good: bool, reason: str) -> None:
     """Raise ConfigError, naming the flag of setting ``name``, unless ``good``."""
     if not good:
-        raise ConfigError(f"{flag_of(name)} = {getattr(config, name)}", reason)
+        raise ConfigError(f"{flag_of(name)} = {getattr(config, name)}: {reason}.")

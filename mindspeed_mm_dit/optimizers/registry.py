@@ -51,8 +51,10 @@ def check_flags(name: str, flags: Mapping[str, Any]) -> None:
     optimizer_from_flags(name, flags)
     for setting, (field, owners) in settings().items():
         if name not in owners and (value := flags[setting]) != field.default:
-            reason, cure = f"means nothing to --optimizer {name}", f"leave it out, or use {' or '.join(owners)}"
-            raise ConfigError(f"{flag_of(setting)} = {value}", reason, cure)
+            raise ConfigError(
+                f"{flag_of(setting)} = {value} means nothing to --optimizer {name}. Leave it out, or use "
+                f"{' or '.join(owners)}."
+            )
 
 
 def optimizer_facts(chosen: ChosenOptimizer) -> dict[str, Any]:
@@ -72,9 +74,7 @@ def optimizer_from_facts(settings: Any, path: object) -> ChosenOptimizer:
     facts = settings if isinstance(settings, dict) else {}
     name = facts.get("--optimizer", DEFAULT)
     if not isinstance(name, str) or name not in OPTIMIZERS:
-        raise CheckpointError(
-            str(path), f"was trained with the optimizer {name!r}", "install the package that provides it"
-        )
+        raise CheckpointError(f"{path} was trained with the optimizer {name!r}. Install the package that provides it.")
     record = OPTIMIZERS[name]
     return ChosenOptimizer(
         name, record.config(**{n: facts[flag_of(n)] for n in _names(record) if flag_of(n) in facts}), record
@@ -87,6 +87,7 @@ def _names(record: Optimizer) -> list[str]:
 
 def _find(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
-        cure = f"{nearest(name, OPTIMIZERS)}Known here: {', '.join(OPTIMIZERS)}"
-        raise ConfigError(f"--optimizer = {name!r}", "unknown optimizer", cure)
+        raise ConfigError(
+            f"--optimizer = {name!r}: unknown optimizer. {nearest(name, OPTIMIZERS)}Known here: {', '.join(OPTIMIZERS)}"
+        )
     return OPTIMIZERS[name]

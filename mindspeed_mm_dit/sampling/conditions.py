@@ -117,14 +117,14 @@ def check_takes(item: str, conditions: Conditions, flag: str, value: Any) -> Non
     known = [setting for setting in dataclasses.fields(SampleRequest) if setting.metadata["item"] in items]
     inputs = " and ".join(_WORDS.get(name, name) for name in items)
     what = f"{flag} = {shorten_repr(value)}" if isinstance(value, (int, str)) else flag
-    cure = f"use {word_of(known[0])}" if known else "leave it out"
-    raise ConfigError(what, f"this model is conditioned on {inputs}, not on {_WORDS[item]}", cure)
+    cure = f"Use {word_of(known[0])}." if known else "Leave it out."
+    raise ConfigError(f"{what}: this model is conditioned on {inputs}, not on {_WORDS[item]}. {cure}")
 
 
 def _as_list(flag: str, argument: Any, missing: str = "", cure: str = "") -> list[Any]:
     """Return an argument as a list; a single name, number or prompt becomes a list of one."""
     if argument is None:
-        raise ConfigError(flag, f"is missing: {missing}", cure)
+        raise ConfigError(f"{flag} is missing: {missing}. {cure}")
     value = argument.tolist() if hasattr(argument, "tolist") else argument  # (an array or tensor)
     if isinstance(value, (str, int, float)):
         return [value]
@@ -133,9 +133,9 @@ def _as_list(flag: str, argument: Any, missing: str = "", cure: str = "") -> lis
     except TypeError:
         items = None
     if items is None:
-        raise ConfigError(f"{flag} = {shorten_repr(argument)}", "is not a list")
+        raise ConfigError(f"{flag} = {shorten_repr(argument)} is not a list.")
     if not items:
-        raise ConfigError(flag, "is empty", "request at least one")
+        raise ConfigError(f"{flag} is empty. Request at least one.")
     return items
 
 
@@ -144,8 +144,7 @@ def check_conditions(request: SampleConditions, config: ModelConfig) -> None:
     conditions: Conditions = config.predictor.conditions
     missing = [item for item in conditions.items if item not in request.values]
     if missing:
-        reason = "the model is conditioned on it"
-        raise ConfigError(f"samples without a {missing[0]}", reason, f"request a {missing[0]}")
+        raise ConfigError(f"samples without a {missing[0]}: the model is conditioned on it. Request a {missing[0]}.")
     if conditions.frames is not None and not isinstance(request.values.get("image", [None])[0], Mapping):
         _check_images(request, conditions.frames, config)
     _check_vectors(request, conditions)
@@ -154,9 +153,7 @@ def check_conditions(request: SampleConditions, config: ModelConfig) -> None:
     classes = conditions.label.num_classes
     for label in request.values["label"]:
         if not 0 <= label < classes:
-            raise ConfigError(
-                f"--classes: {label}", f"is outside 0 ... {classes - 1} (predictor.num_classes = {classes})"
-            )
+            raise ConfigError(f"--classes: {label} is outside 0 ... {classes - 1} (predictor.num_classes = {classes}).")
 
 
 def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
@@ -168,10 +165,10 @@ def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
     frames = config.predictor.conditions.frames
     if frames is None or (last is not None and not frames.with_last):
         flag, frame = ("--image", "first") if last is None else ("--last-image", "last")
-        raise ConfigError(flag, f"this model takes no {frame} frame", "leave it out")
+        raise ConfigError(f"{flag}: this model takes no {frame} frame. Leave it out.")
     if first is None:
         if last is not None:
-            raise ConfigError("--image", "is required with --last-image")
+            raise ConfigError("--image is required with --last-image.")
         return [None]
     sides = [
         [_pixels(image, flag, config) for image in (images if isinstance(images, (list, tuple)) else [images])]
@@ -179,7 +176,7 @@ def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
         if images is not None
     ]
     if len({*map(len, sides)}) > 1:
-        raise ConfigError(f"--last-image: {len(sides[1])} images", f"go with {len(sides[0])} of --image")
+        raise ConfigError(f"--last-image: {len(sides[1])} images go with {len(sides[0])} of --image.")
     return list(zip(*sides))
 
 
@@ -194,13 +191,14 @@ def _pixels(image: Any, flag: str, config: ModelConfig) -> np.ndarray:
             _check_image_size(flag, image.size[::-1], config)
             image = np.asarray(flatten(image.convert("RGB"), opacity_of(image)))
     except UnusableFile as problem:
-        raise ConfigError(f"{flag} = {image}", str(problem)) from None
+        raise ConfigError(f"{flag} = {image}: {problem}.") from None
     except AttributeError:
-        cure = "pass a file, a PIL image or an array"
-        raise ConfigError(f"{flag} = {shorten_repr(image)}", "is not an image", cure) from None
+        raise ConfigError(
+            f"{flag} = {shorten_repr(image)} is not an image. Pass a file, a PIL image or an array."
+        ) from None
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (channels, 3):
         raise ConfigError(
-            f"{flag}: {image.dtype} of shape {shorten_repr(image.shape)}", f"is not (H, W, {channels}) of uint8"
+            f"{flag}: {image.dtype} of shape {shorten_repr(image.shape)} is not (H, W, {channels}) of uint8."
         )
     pixels = np.moveaxis(image, 2, 0)
     return pixels if len(pixels) == channels else grey(pixels[:, None])[:, 0]
@@ -213,13 +211,11 @@ def _check_images(request: SampleConditions, frames: FirstFrame, config: ModelCo
         if images is None and 1 in (frames.mask_channels, frames.shape[1]):
             continue
         if frames.shape[1] == 1:
-            raise ConfigError(
-                "--image", "would be the whole of a clip of one frame", "drop it, or request more --frames"
-            )
+            raise ConfigError("--image would be the whole of a clip of one frame. Drop it, or request more --frames.")
         if images is None or len(images) != expected:
             flag = "--image" if images is None else "--last-image"
             raise ConfigError(
-                flag, "is needed: the model begins a clip with an image" + " and ends it" * (expected > 1)
+                f"{flag} is needed: the model begins a clip with an image{' and ends it' * (expected > 1)}."
             )
         for flag, image in zip(("--image", "--last-image"), images):
             _check_image_size(flag, image.shape[1:], config)
@@ -229,7 +225,7 @@ def _check_image_size(flag: str, size: Sequence[int], config: ModelConfig) -> No
     height, width = config.sample_size[-2:]
     if tuple(size) != (height, width):
         raise ConfigError(
-            flag, f"is of {size[0]} x {size[1]} pixels, and the clip of {height} x {width}", "crop it, or give --size"
+            f"{flag} is of {size[0]} x {size[1]} pixels, and the clip of {height} x {width}. Crop it, or give --size."
         )
 
 
@@ -238,9 +234,9 @@ def _check_vectors(request: SampleConditions, conditions: Conditions) -> None:
         try:
             vectors = np.array(request.values["vector"], np.float32)
         except (TypeError, ValueError):
-            raise ConfigError("--vectors", "must be vectors of numbers, all of the same length") from None
+            raise ConfigError("--vectors must be vectors of numbers, all of the same length.") from None
         if vectors.shape[1:] != (condition.width,) or not np.isfinite(vectors).all():
-            raise ConfigError("--vectors", f"of shape {vectors.shape}: the model takes finite (N, {condition.width})")
+            raise ConfigError(f"--vectors: of shape {vectors.shape}: the model takes finite (N, {condition.width}).")
 
 
 # --- prompts, vectors ------------------------------------------------------------------------------------------------
@@ -251,10 +247,10 @@ def read_prompts(flag: str, file: str) -> list[str]:
     try:
         lines = lines_of(Path(file).read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} = {file}", f"cannot be read: {error}", "name a text file") from None
+        raise ConfigError(f"{flag} = {file} cannot be read: {error}. Name a text file.") from None
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
-        raise ConfigError(f"{flag} = {file}", "contains no prompt", "write one prompt per line")
+        raise ConfigError(f"{flag} = {file} contains no prompt. Write one prompt per line.")
     return prompts
 
 
@@ -267,7 +263,7 @@ def check_prompts(
     """
     for prompt in prompts:
         if not isinstance(prompt, str):
-            raise ConfigError(f"{flag}: {shorten_repr(prompt)}", "is not a string")
+            raise ConfigError(f"{flag}: {shorten_repr(prompt)} is not a string.")
     if tokenizers is None:
         tokenizers = [open_tokenizer(section) for section in config.text_encoders if prompts]
     for tokenizer in tokenizers:
@@ -279,9 +275,9 @@ def read_vectors(file: str | Path) -> np.ndarray:
     try:
         vectors = read_npy(file)
     except UnusableFile as problem:
-        raise ConfigError(f"--vectors = {file}", str(problem), "name an .npy") from None
+        raise ConfigError(f"--vectors = {file}: {problem}. Name an .npy.") from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "iuf" or not np.isfinite(vectors).all():
-        raise ConfigError(f"--vectors = {file}", f"has shape {vectors.shape}; must be finite vectors (N, P)")
+        raise ConfigError(f"--vectors = {file} has shape {vectors.shape}; must be finite vectors (N, P).")
     return vectors.astype(np.float32)
 
 
@@ -292,9 +288,8 @@ def _together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
     for item, column in values.items():
         if len(column) not in (1, most):
             raise ConfigError(
-                f"{_FLAGS[item]}: {len(column)} values",
-                f"go with {most} of {_FLAGS[longest]}",
-                "pass as many of each, or a single one for all",
+                f"{_FLAGS[item]}: {len(column)} values go with {most} of {_FLAGS[longest]}. Pass as many of each, or "
+                "a single one for all."
             )
     return {item: column if len(column) == most else column * most for item, column in values.items()}
 
@@ -340,7 +335,7 @@ def labels_of(requested: Sequence[str], names: Sequence[str], num_classes: int) 
     total = sum(len(labels[part]) for part in requested)
     if total > MAX_IMAGES:
         raise ConfigError(
-            "--classes", f"lists {total:,} labels, and at most {MAX_IMAGES:,} samples are generated at once"
+            f"--classes lists {total:,} labels, and at most {MAX_IMAGES:,} samples are generated at once."
         )
     return [label for part in requested for label in labels[part]]
 
@@ -358,8 +353,9 @@ def _labels_in_part(part: str, requested: Sequence[str], names: Sequence[str], n
     if not _is_number(first) or (dash and not (_is_number(last) and int(first) <= int(last))):
         _refuse_class(requested, part, names)
     if int(last or first) >= num_classes:
-        reason = f"is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})"
-        raise ConfigError(f"--classes: {text}", reason)
+        raise ConfigError(
+            f"--classes: {text} is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})."
+        )
     labels = range(int(first), int(last or first) + 1)
     for label in labels if names else ():
         _check_agrees(label, names, num_classes)
@@ -371,9 +367,9 @@ def _check_agrees(number: int, names: Sequence[str], num_classes: int) -> None:
     label = names.index(str(number)) if str(number) in names else number
     if label != number < num_classes:
         raise ConfigError(
-            f"--classes: {number}",
-            f"is the name of label {label}, and label {number} is {names[number] if number < len(names) else number}",
-            f"name classes in double quotes, such as '\"{number}\"'",
+            f"--classes: {number} is the name of label {label}, and label {number} is "
+            f"{names[number] if number < len(names) else number}. Name classes in double quotes, such as "
+            f"'\"{number}\"'."
         )
 
 
@@ -384,7 +380,7 @@ def _is_number(text: str) -> bool:
 def _refuse_class(requested: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
     known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
     raise ConfigError(
-        f"--classes = {shorten_repr(','.join(requested))}",
-        f"{shorten_repr(part)} is neither a label nor a range" + (", nor the name of a class" if names else ""),
-        (known + (", ..." if len(names) > 10 else "") + "; or write " if names else "write ") + "0-9 or 1,5,7-9",
+        f"--classes = {shorten_repr(','.join(requested))}: {shorten_repr(part)} is neither a label nor a "
+        f"range{', nor the name of a class' if names else ''}. "
+        f"{known + (', ...' if len(names) > 10 else '') + '; or write ' if names else 'write '}0-9 or 1,5,7-9."
     )

@@ -38,7 +38,7 @@ from mindspeed_mm_dit.terminal import logger
 Arrays = dict[str, np.ndarray]
 CHECKPOINT, LOW = "--checkpoint", "--low-noise-checkpoint"
 WEAKER = "--guidance-checkpoint"
-ONE_NETWORK = ("needs two experts", f"name the other with {LOW}")
+NEEDS_TWO = f"needs two experts. Name the other with {LOW}."
 """Reason and cure of an error about a setting of experts where there is one network."""
 
 
@@ -82,7 +82,7 @@ def describe(request: ModelRequest, flag: str = CHECKPOINT) -> CheckpointDescrip
     if second is None:
         for name, value in (("--boundary", request.boundary), ("--low-noise-lora", request.low_noise_lora or None)):
             if value is not None:
-                raise ConfigError(f"{name} = {shorten_repr(value)}", *ONE_NETWORK)
+                raise ConfigError(f"{name} = {shorten_repr(value)} {NEEDS_TWO}")
         return described
     model, weights, loras = request.model, request.weights, request.low_noise_lora
     low = describe(ModelRequest(second, model=model, weights=weights, lora=loras), LOW)
@@ -104,9 +104,9 @@ def _described(path: Path, model_json: str | Path | None, flag: str) -> Checkpoi
     elif "model" in facts:
         config = model_config_from_mapping(facts["model"], f"{path}: its model.json")
     elif flag == WEAKER:
-        raise ConfigError(f"{flag} = {path}", "contains no model.json", "name a checkpoint of a run of mm-dit")
+        raise ConfigError(f"{flag} = {path} contains no model.json. Name a checkpoint of a run of mm-dit.")
     else:
-        raise ConfigError("--model", f"is needed: {path} contains no model.json")
+        raise ConfigError(f"--model is needed: {path} contains no model.json.")
     config = config.without_teachers()
     check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()))
     classes, captions, words = (tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words"))
@@ -121,8 +121,10 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
         return
     if apart := first_differing_setting(config, recorded):
         name, value, recorded_value = apart
-        cure = "leave out --model: the checkpoint contains its model.json"
-        raise ConfigError(f"{what}: {name} = {value!r}", f"{path} was trained with {recorded_value!r}", cure)
+        raise ConfigError(
+            f"{what}: {name} = {value!r}: {path} was trained with {recorded_value!r}. Leave out --model: the "
+            "checkpoint contains its model.json."
+        )
 
 
 def _read_adapters(files: Sequence[str], config: ModelConfig, flag: str) -> list[ScaledLora]:
@@ -192,20 +194,19 @@ def _boundary_between(high: ModelConfig, low: ModelConfig, requested: float | No
     whole = {(bottom, top), (low_bottom, low_top)} & {(0, 1)}
     if not whole and low_bottom >= top:
         raise ConfigError(
-            where,
-            f"was trained on noise levels from {low_bottom:g} to {low_top:g}, above those of --checkpoint: it is the "
-            "high-noise expert",
-            "swap the two",
+            f"{where} was trained on noise levels from {low_bottom:g} to {low_top:g}, above those of --checkpoint: "
+            "it is the high-noise expert. Swap the two."
         )
     if not whole and (bottom, top) == (low_bottom, low_top):
-        reason = f"is an expert of the same noise levels as --checkpoint, {bottom:g} to {top:g}"
-        raise ConfigError(where, reason, "name the checkpoint of the other expert")
+        raise ConfigError(
+            f"{where} is an expert of the same noise levels as --checkpoint, {bottom:g} to {top:g}. Name the "
+            "checkpoint of the other expert."
+        )
     if requested is None:
         if whole or bottom != low_top:
             raise ConfigError(
-                "--boundary",
-                f"is needed: the experts were trained on {bottom:g} to {top:g} and on {low_bottom:g} to {low_top:g}",
-                "Wan 2.2 has 0.875 for texts, 0.9 for images",
+                f"--boundary is needed: the experts were trained on {bottom:g} to {top:g} and on {low_bottom:g} to "
+                f"{low_top:g}. Wan 2.2 has 0.875 for texts, 0.9 for images."
             )
         return bottom
     return requested
@@ -215,16 +216,14 @@ def _check_alike(high: ModelConfig, low: ModelConfig, where: str) -> None:
     """Raise ConfigError unless two experts differ in their weights, sizes of samples and times of training alone."""
     for config, what in ((high, "--checkpoint"), (low, where)):
         if not isinstance(config.diffusion, WanFlowConfig):
-            raise ConfigError(what, "was not trained with wan_flow_match_scheduler, the only objective with experts")
+            raise ConfigError(f"{what} was not trained with wan_flow_match_scheduler, the only objective with experts.")
     for section in ("predictor", "diffusion"):
         high_settings, low_settings = vars(getattr(high, section)), vars(getattr(low, section))
         for name, value in high_settings.items():
             if low_settings.get(name) != value and name not in ("latent_size", "timestep_window", "timestep_per"):
                 raise ConfigError(
-                    where,
-                    f"is of another model than --checkpoint: {section}.{name} is {low_settings.get(name)!r}, and there "
-                    f"{value!r}",
-                    "name two experts of one config folder",
+                    f"{where} is of another model than --checkpoint: {section}.{name} is {low_settings.get(name)!r}, "
+                    f"and there {value!r}. Name two experts of one config folder."
                 )
 
 
@@ -244,12 +243,10 @@ def check_weaker(weaker: Any, config: ModelConfig) -> None:
     """Raise ConfigError unless the model ``weaker`` can guide one of ``config``, resized to the requested size."""
     described = getattr(weaker, "description", None)
     if not isinstance(described, CheckpointDescription):
-        raise ConfigError(
-            f"{WEAKER} = {shorten_repr(weaker)}", "is not a model", "pass what mindspeed_mm_dit.load returns"
-        )
+        raise ConfigError(f"{WEAKER} = {shorten_repr(weaker)} is not a model. Pass what mindspeed_mm_dit.load returns.")
     what = f"{WEAKER} = {described.path}"
     if described.low is not None:
-        raise ConfigError(what, "has two experts, and guidance takes one network", "name another")
+        raise ConfigError(f"{what} has two experts, and guidance takes one network. Name another.")
     learned = (*LEARNED_SETTINGS["diffusion"], "data_time")
     parts: dict[str, Callable[[ModelConfig], Any]] = {
         "other latents": lambda c: (c.ae.model_id, len(c.latent_shape), c.latent_shape[0]),
@@ -260,14 +257,13 @@ def check_weaker(weaker: Any, config: ModelConfig) -> None:
     for words, part in parts.items():
         if part(described.config) != part(config):
             raise ConfigError(
-                what,
-                f"is of a model with {words}: {part(described.config)} there, {part(config)} here",
-                "name an earlier or smaller checkpoint that was trained with the same data, conditions and objective",
+                f"{what} is of a model with {words}: {part(described.config)} there, {part(config)} here. Name an "
+                "earlier or smaller checkpoint that was trained with the same data, conditions and objective."
             )
     try:
         described.config.predictor.resized(config.latent_shape)
     except ConfigError as error:
-        raise ConfigError(what, f"cannot generate this size: {error.reason}", error.cure) from None
+        raise ConfigError(f"{what} cannot generate this size: {error}") from None
 
 
 # --- weights ---------------------------------------------------------------------------------------------------------
@@ -286,9 +282,9 @@ def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
     """Return the weights in a file or a diffusers folder, whose config.json must describe the same network."""
     state = FORMATS[kind].read(path)
     if state.predictor is not None and (differences := differing_settings(state.predictor, config.predictor)):
-        cure = "give the model.json of this network: --model"
         raise CheckpointError(
-            f"--checkpoint = {path}", f"does not fit model.json: {'; '.join(differences.values())}", cure
+            f"--checkpoint = {path} does not fit model.json: {'; '.join(differences.values())}. Give the model.json "
+            "of this network: --model."
         )
     state.check_family(f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
@@ -306,16 +302,17 @@ def _weights_of_network(description: CheckpointDescription) -> Arrays:
     facts, what = read_facts(path), f"--checkpoint = {path}"
     command = facts.get(COMMAND, {})
     base_path = path.parent / str(command.get("folder", ".")) / str(adapter.get(BASE_FROM))
-    cure = f"name its base: --checkpoint BASE --lora {path}"
+    cure = f"Name its base: --checkpoint BASE --lora {path}."
     if not base_path.exists():
-        raise CheckpointError(what, f"contains adapters, and their base is not at {base_path}", cure)
+        raise CheckpointError(f"{what} contains adapters, and their base is not at {base_path}. {cure}")
     tensors = adapt_weights(
         read_source(base_path, predictor), predictor, description.classes, int(facts.get("seed", 0))
     )
     base = {name: value for name, value, _ in tensors}
     if base_digest(base) != adapter[BASE]:
-        reason = f"contains adapters, and {base_path} is not the base model they were trained on"
-        raise CheckpointError(what, reason, cure)
+        raise CheckpointError(
+            f"{what} contains adapters, and {base_path} is not the base model they were trained on. {cure}"
+        )
     weights: dict[str, np.ndarray] = read_adapter(path, use_ema=use_ema).merged(base)
     return weights
 
@@ -339,8 +336,7 @@ def _format_of_folder(path: Path) -> str:
     if (kind := format_of(path)) is not None:
         return kind
     raise CheckpointError(
-        f"--checkpoint = {path}",
-        f"is not a checkpoint: contains {list_first_names(path)}; expected folders such as iter_0001000, or the files "
-        "of one (.metadata of PyTorch, state.ckpt of MindSpore)",
-        "name the --save folder of the run, or a .pt, .safetensors or .ckpt file",
+        f"--checkpoint = {path} is not a checkpoint: contains {list_first_names(path)}; expected folders such as "
+        "iter_0001000, or the files of one (.metadata of PyTorch, state.ckpt of MindSpore). Name the --save folder "
+        "of the run, or a .pt, .safetensors or .ckpt file."
     )

@@ -104,16 +104,16 @@ def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None
     """
     ending, (frames, height, width) = path.suffix.lower(), size
     if ending not in CLIP_ENDINGS:
-        raise ConfigError(
-            f"--output = {path}", f"unknown ending {path.suffix!r}", f"use one of {', '.join(CLIP_ENDINGS)}"
-        )
+        raise ConfigError(f"--output = {path}: unknown ending {path.suffix!r}. Use one of {', '.join(CLIP_ENDINGS)}.")
     if ending == ".mp4":
         pyav()
         if height % 2 or width % 2:
-            reason = f"MPEG-4 needs even height and width, and a frame is {height} x {width}"
-            raise ConfigError(f"--output = {path}", reason, "use .gif, .png or .npz")
+            raise ConfigError(
+                f"--output = {path}: MPEG-4 needs even height and width, and a frame is {height} x {width}. Use "
+                ".gif, .png or .npz."
+            )
     if ending == ".png" and count * frames * height * width > MAX_VIDEO_PIXELS:
-        raise ConfigError(f"--output = {path}", f"{count} videos make too large a picture", "use .mp4, .gif or .npz")
+        raise ConfigError(f"--output = {path}: {count} videos make too large a picture. Use .mp4, .gif or .npz.")
 
 
 def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float) -> list[Path]:
@@ -261,14 +261,14 @@ class Output:
         if self.ending == "/":
             check_output_folder("--output", self.path, make=False)
             if self.path.is_dir() and any(self.path.iterdir()):
-                raise ConfigError(f"--output = {self.name}", "is not empty", "name a new folder, or empty it")
+                raise ConfigError(f"--output = {self.name} is not empty. Name a new folder, or empty it.")
             return
         if self.ending not in (*ENDINGS, PAGE):
             is_video, suffix = self.ending in ANIMATIONS, self.path.suffix
             raise ConfigError(
-                f"--output = {self.name}",
-                "is a video, and this model generates images" if is_video else f"unknown ending {suffix!r}",
-                f"use one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures",
+                f"--output = {self.name}: "
+                f"{'is a video, and this model generates images' if is_video else f'unknown ending {suffix!r}'}. Use "
+                f"one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures."
             )
         check_size("--output", self.path, titles, (size[0], size[1]))
         if self.ending == PAGE:
@@ -293,8 +293,10 @@ class Output:
             for file in sorted(partial.iterdir()):
                 os.replace(file, os.path.realpath(folder / file.name))
         except OSError as error:
-            cure = "free space on its disk, or name another output"
-            raise PlatformError(f"--output = {self.name}", f"cannot be written: {error_text(error)}", cure) from None
+            raise PlatformError(
+                f"--output = {self.name} cannot be written: {error_text(error)}. Free space on its disk, or name "
+                "another output."
+            ) from None
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         first, *others = [str(folder / file.name) for file in files] or [self.name]
@@ -323,9 +325,10 @@ class Output:
 def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more images than a browser can show on one page."""
     if num_images > MAX_PICTURES:
-        reason = f"{num_images:,} pictures are too many for one page: the limit is {MAX_PICTURES:,}"
-        cure = "request fewer, or name a folder, ending in /, for one file per image"
-        raise ConfigError(f"--output = {output}", reason, cure)
+        raise ConfigError(
+            f"--output = {output}: {num_images:,} pictures are too many for one page: the limit is {MAX_PICTURES:,}. "
+            "Request fewer, or name a folder, ending in /, for one file per image."
+        )
 
 
 def _label_and_title(label: int, title: str) -> str:

@@ -207,8 +207,10 @@ def check_size(flag: str, path: Path, titles: Sequence[str], size: Sequence[int]
     """Raise ConfigError if the picture of images with ``titles`` would be too large for the format of ``path``."""
     height = _Layout.from_titles(_title_numbers(titles), _texts(list(dict.fromkeys(titles))), _cell(*size), None).height
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
-        reason = f"the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}"
-        raise ConfigError(f"{flag} = {path}", reason, "use .png or .npz, or fewer classes")
+        raise ConfigError(
+            f"{flag} = {path}: the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}. Use "
+            ".png or .npz, or fewer classes."
+        )
 
 
 def _cell(height: int, width: int, least: int = CELL_PIXELS) -> tuple[int, int]:

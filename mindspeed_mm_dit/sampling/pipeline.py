@@ -127,18 +127,19 @@ class Pipeline:
             ConfigError: the model cannot learn from these pixels, or a sample has no class, prompt or vector.
         """
         if self.experts is not None:
-            raise ConfigError("loss", "needs a single expert, and this pipeline has two", "load the one that you train")
+            raise ConfigError("loss needs a single expert, and this pipeline has two. Load the one that you train.")
         pixels, shape = self._check_pixels(np.asarray(pixels))
         step, seed = whole_number("step", step, 0, MAX_INT64 // len(pixels) - 1), whole_number("seed", seed, 0)
         sample_indices = step * len(pixels) + np.arange(len(pixels))
         if classes is None and self.config.predictor.conditions.label is not None:
-            raise ConfigError("classes", "is missing: this model is conditioned on it")
+            raise ConfigError("classes is missing: this model is conditioned on it.")
         request = SampleRequest(classes, prompts=prompts, vectors=vectors)
         values = requested_conditions(request, self.config, self.description, self._tokenizers).values
         for item, value in values.items():
             if len(value) != len(pixels):
-                reason = f"come with {len(value)} of {item}"
-                raise ConfigError(f"pixels: {len(pixels)} samples", reason, "pass one for each sample")
+                raise ConfigError(
+                    f"pixels: {len(pixels)} samples: come with {len(value)} of {item}. Pass one for each sample."
+                )
         batch = {"pixels": pixels, **self._condition_arrays(values, sample_indices, seed)}
         batch |= objective_of(self.config.diffusion).draws(self.config.diffusion, seed, sample_indices, shape)
         if self.config.ae.samples_posterior:
@@ -150,9 +151,9 @@ class Pipeline:
         axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {shorten_repr(pixels.shape)}"
         if pixels.dtype != np.uint8 or pixels.ndim != 1 + axes or not pixels.size:
             letters = "(B, C, H, W)" if axes == 3 else "(B, C, F, H, W)"
-            raise ConfigError(what, f"are not {letters} of uint8", "pass values from 0 to 255")
+            raise ConfigError(f"{what} are not {letters} of uint8. Pass values from 0 to 255.")
         if pixels.shape[1] != self.config.ae.channels:
-            raise ConfigError(what, f"have {pixels.shape[1]} channels, and the model {self.config.ae.channels}")
+            raise ConfigError(f"{what} have {pixels.shape[1]} channels, and the model {self.config.ae.channels}.")
         shape = self.config.ae.latent_shape(pixels.shape[2:])
         return pixels, self.config.predictor.resized(shape).latent_shape
 

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.sampling.conditions import (
     SampleConditions,
     requested_conditions,
 )
-from mindspeed_mm_dit.sampling.load import ONE_NETWORK, CheckpointDescription, check_weaker
+from mindspeed_mm_dit.sampling.load import NEEDS_TWO, CheckpointDescription, check_weaker
 from mindspeed_mm_dit.sampling.pictures import memory_bytes
 from mindspeed_mm_dit.sampling.request import CFG_SCALE, SampleRequest
 
@@ -74,7 +74,7 @@ def resized(config: ModelConfig, frames: int | None, size: Any) -> ModelConfig:
         return config
     default = config.sample_size
     if frames is not None and len(default) == 2:
-        raise ConfigError(f"--frames = {frames}", "this model generates images, not videos", "leave it out")
+        raise ConfigError(f"--frames = {frames}: this model generates images, not videos. Leave it out.")
     settings = {"--frames": f"--frames = {frames}", "--size": f"--size = {'x'.join(map(str, size or ()))}"}
     target = default[-2:] if size is None else size
     if len(default) == 3:
@@ -82,8 +82,8 @@ def resized(config: ModelConfig, frames: int | None, size: Any) -> ModelConfig:
     try:
         predictor = config.predictor.resized(config.ae.latent_shape(target))
     except ConfigError as error:
-        what = settings["--frames" if "frames" in error.what or size is None else "--size"]
-        raise ConfigError(what, error.reason, error.cure) from None
+        what = settings["--frames" if "num_frames" in str(error) or size is None else "--size"]
+        raise ConfigError(f"{what}: {error}") from None
     _check_forward_fits(predictor, settings["--frames" if size is None else "--size"])
     return replace(config, predictor=predictor)
 
@@ -93,7 +93,7 @@ def _check_forward_fits(predictor: PredictorConfig, what: str) -> None:
     need, available = FORWARD_TENSORS * 4 * predictor.num_tokens * int(predictor.hidden_size), host_memory_bytes()
     if need > available:
         reason = f"a sample of {predictor.num_tokens:,} tokens needs {need / 2**30:,.1f} GiB"
-        raise ConfigError(what, f"{reason}, and this machine has {available / 2**30:,.1f}", "generate smaller samples")
+        raise ConfigError(f"{what}: {reason}, and this machine has {available / 2**30:,.1f}. Generate smaller samples.")
 
 
 def with_defaults(
@@ -121,19 +121,19 @@ def with_defaults(
     filled = replace(request, **{name: value for name, value in defaults.items() if getattr(request, name) is None})
     guidance = Guidance(filled.guidance, filled.channels, filled.interval, filled.rescale)
     if request.rescale is not None and len(config.latent_shape) != 3:
-        raise ConfigError(f"--cfg-rescale = {request.rescale}", "is for images, and this model makes videos", "drop it")
+        raise ConfigError(f"--cfg-rescale = {request.rescale} is for images, and this model makes videos. Drop it.")
     if request.channels == "3" and config.predictor.latent_channels < 3:
         reason = f"the latents of this model have {config.predictor.latent_channels}"
-        raise ConfigError("--cfg-channels = 3", reason, "use all, or drop the flag")
+        raise ConfigError(f"--cfg-channels = 3: {reason}. Use all, or drop the flag.")
     if request.low_noise_guidance is not None and not two_experts:
-        raise ConfigError(f"--low-noise-cfg-scale = {request.low_noise_guidance}", *ONE_NETWORK)
+        raise ConfigError(f"--low-noise-cfg-scale = {request.low_noise_guidance} {NEEDS_TWO}")
     if weaker is not None and two_experts:
-        raise ConfigError("--guidance-checkpoint", "does not go with --low-noise-checkpoint", "drop one of them")
+        raise ConfigError("--guidance-checkpoint does not go with --low-noise-checkpoint. Drop one of them.")
     if weaker is not None:
         check_weaker(weaker, config)
     elif {guidance.scale, request.low_noise_guidance} - {1.0, None} and not conditions.has_unconditional:
         reason = "this model was trained without dropped labels: it has no null class"
-        raise ConfigError(f"--cfg-scale = {guidance.scale}", reason, "use --cfg-scale 1")
+        raise ConfigError(f"--cfg-scale = {guidance.scale}: {reason}. Use --cfg-scale 1.")
     runtime.low_precision(request.bf16)  # raises if bfloat16 is not supported here
     options = sampler_options(config.diffusion, filled.sampler, filled.options)
     find_sampler(config.diffusion, filled.sampler).check(config.diffusion, filled.steps, options)
@@ -142,11 +142,11 @@ def with_defaults(
 
 def _check_amount(what: str, total: int, config: ModelConfig, output: Path) -> None:
     """Raise ConfigError, naming the setting ``what``, for more samples than one request may have."""
-    videos, cure = len(config.sample_size) == 3, "generate fewer at once, and the rest with another seed"
+    videos, cure = len(config.sample_size) == 3, "Generate fewer at once, and the rest with another seed."
     most, noun = (MAX_VIDEOS, "videos") if videos else (MAX_IMAGES, "images")
     if total > most:
-        raise ConfigError(what, f"{total:,} {noun}: at most {most:,} are generated at once", cure)
+        raise ConfigError(f"{what}: {total:,} {noun}: at most {most:,} are generated at once. {cure}")
     need, available = 0 if videos else memory_bytes(output, total, config.sample_size), host_memory_bytes()
     if need > available:
         memory = f"this machine has {available / 2**30:,.1f} GiB"
-        raise ConfigError(what, f"{total:,} {noun} need {need / 2**30:,.1f} GiB, and {memory}", cure)
+        raise ConfigError(f"{what}: {total:,} {noun} need {need / 2**30:,.1f} GiB, and {memory}. {cure}")

@@ -77,15 +77,13 @@ def setting(
 
 def _weights(what: str, value: Any) -> str:
     if not isinstance(value, str) or value not in ("ema", "model"):
-        raise ConfigError(
-            f"{what} = {shorten_repr(value)}", "is neither 'ema' nor 'model'", "leave it out to use the EMA"
-        )
+        raise ConfigError(f"{what} = {shorten_repr(value)} is neither 'ema' nor 'model'. Leave it out to use the EMA.")
     return value
 
 
 def _text(what: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "is not a string")
+        raise ConfigError(f"{what} = {shorten_repr(value)} is not a string.")
     return value
 
 
@@ -93,7 +91,7 @@ def _paths(what: str, value: Any) -> list[str]:
     try:
         return [expand_path(what, path) for path in ([value] if isinstance(value, (str, bytes, Path)) else value)]
     except TypeError:
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "is neither a path nor a list of paths") from None
+        raise ConfigError(f"{what} = {shorten_repr(value)} is neither a path nor a list of paths.") from None
 
 
 def _size(what: str, value: Any) -> tuple[int, int]:
@@ -101,11 +99,9 @@ def _size(what: str, value: Any) -> tuple[int, int]:
     sides = value.tolist() if hasattr(value, "tolist") else value
     sides = sides.partition("x")[::2] if isinstance(sides, str) else sides
     if not isinstance(sides, Sequence) or isinstance(sides, BYTES) or len(sides) != 2:
-        raise ConfigError(
-            f"{what} = {shorten_repr(value)}", "is not height and width", 'write (480, 832), or "480x832"'
-        )
+        raise ConfigError(f'{what} = {shorten_repr(value)} is not height and width. Write (480, 832), or "480x832".')
     if not all(str(side).isdecimal() for side in sides):
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "is not HEIGHTxWIDTH", "write 480x832")
+        raise ConfigError(f"{what} = {shorten_repr(value)} is not HEIGHTxWIDTH. Write 480x832.")
     height, width = (whole_number(what, int(side), 1, MAX_PIXELS) for side in sides)
     return height, width
 
@@ -116,12 +112,12 @@ def _interval(what: str, value: Any) -> Any:
         low, high = map(float, value.split(",")) if isinstance(value, str) else (value, None)
         return value if high is None else (low, high)
     except ValueError:
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "is not two numbers", "write 0.2,0.8") from None
+        raise ConfigError(f"{what} = {shorten_repr(value)} is not two numbers. Write 0.2,0.8.") from None
 
 
 def _options(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{what} = {shorten_repr(value)}", "must be a mapping", 'write {"eta": 0.5}')
+        raise ConfigError(f'{what} = {shorten_repr(value)} must be a mapping. Write {{"eta": 0.5}}.')
     return {name: item.tolist() if hasattr(item, "tolist") else item for name, item in value.items()}
 
 
@@ -299,7 +295,7 @@ def naming_arguments(flags: Mapping[str, str] = MappingProxyType({})) -> Iterato
     try:
         yield
     except UserError as error:
-        raise type(error)(renamed(error.what), renamed(error.reason), renamed(error.cure)) from None
+        raise type(error)(renamed(str(error))) from None
 
 
 class _Decorator(Protocol[P, R_co]):
@@ -326,7 +322,7 @@ def arguments_of(request: Callable[P, R]) -> _Decorator[P, R]:
                 for flag in flags:
                     if _NAMES[flag] in kwargs:
                         raise ConfigError(
-                            _NAMES[flag], f"is the same argument as {flag}, and both are passed", "drop one"
+                            f"{_NAMES[flag]} is the same argument as {flag}, and both are passed. Drop one."
                         )
                     kwargs[_NAMES[flag]] = kwargs.pop(flag)
                 return function(*args[: len(bound)], request(*args[len(bound) :], **kwargs))

@@ -99,9 +99,9 @@ def _smaller(config: ModelConfig, samples: int) -> ModelConfig:
 
 def _misfit_error(config: ModelConfig, samples: int, reason: str) -> ConfigError:
     return ConfigError(
-        f"model.json: predictor {config.predictor.model_id!r} with diffusion {config.diffusion.model_id!r}",
-        f"the first step, of {samples} samples, ends with {' '.join(reason.split())[:300]}",
-        "the two do not fit each other; choose another predictor or diffusion, or fix your own",
+        f"model.json: predictor {config.predictor.model_id!r} with diffusion {config.diffusion.model_id!r}: the "
+        f"first step, of {samples} samples, ends with {' '.join(reason.split())[:300]}. The two do not fit each "
+        "other; choose another predictor or diffusion, or fix your own."
     )
 
 
@@ -187,7 +187,7 @@ def read_not_finite(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         facts = None
     if not isinstance(facts, dict) or type(facts.get("iteration")) is not int or not is_command(facts.get(COMMAND)):
-        raise CheckpointError(str(folder / NOT_FINITE), "is not a record that a run writes", "remove it")
+        raise CheckpointError(f"{folder / NOT_FINITE} is not a record that a run writes. Remove it.")
     return facts
 
 

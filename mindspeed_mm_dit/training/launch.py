@@ -46,7 +46,7 @@ def train(config: str, flags: Sequence[str]) -> int:
     framework = os.environ.get("AI_FRAMEWORK") or FRAMEWORKS[0]
     if framework not in FRAMEWORKS:
         raise ConfigError(
-            f"AI_FRAMEWORK = {framework}", f"must be one of {', '.join(FRAMEWORKS)}", nearest(framework, FRAMEWORKS)
+            f"AI_FRAMEWORK = {framework} must be one of {', '.join(FRAMEWORKS)}. {nearest(framework, FRAMEWORKS)}"
         )
     return start(framework, [str(ENTRY_SCRIPT), *_flags_of_config(config_folder(config), framework, flags), *flags])
 
@@ -81,7 +81,7 @@ def _flags_of_config(folder: Path, framework: str, flags: Sequence[str]) -> list
     missing = [file for file, flag in needed.items() if flag not in replaced and not (folder / file).is_file()]
     if missing:
         instead = " ".join(f"{needed[file]} FILE" for file in missing)
-        raise ConfigError(f"CONFIG = {folder}", f"lacks {', '.join(missing)}", f"write them, or add {instead}")
+        raise ConfigError(f"CONFIG = {folder} lacks {', '.join(missing)}. Write them, or add {instead}.")
     return [
         *("--ai-framework", framework),
         *(word for file, flag in (CONFIG_FILES | sharding).items() for word in (flag, str(folder / file))),
@@ -140,9 +140,8 @@ def _check_processes(processes: int) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if processes * PROCESS_BYTES > memory:
         raise ConfigError(
-            f"NPUS_PER_NODE = {processes}",
-            f"this many processes take {processes * PROCESS_BYTES / 2**30:,.0f} GiB before they train anything, and "
-            f"this machine has {memory / 2**30:,.0f} GiB",
+            f"NPUS_PER_NODE = {processes}: this many processes take {processes * PROCESS_BYTES / 2**30:,.0f} GiB "
+            f"before they train anything, and this machine has {memory / 2**30:,.0f} GiB."
         )
     if processes > _cores():
         logger.warning(f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow")
@@ -151,12 +150,12 @@ def _check_processes(processes: int) -> None:
 def _address(environment: Mapping[str, str], nodes: int) -> str:
     for name in ("MASTER_ADDR", "NODE_RANK"):
         if not environment.get(name):
-            raise ConfigError(f"NNODES = {nodes}", f"needs {name} too", "set it on each node")
+            raise ConfigError(f"NNODES = {nodes} needs {name} too. Set it on each node.")
     address = environment["MASTER_ADDR"]
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
-        raise ConfigError(f"MASTER_ADDR = {address}", f"is no address of a node: {error.strerror}") from None
+        raise ConfigError(f"MASTER_ADDR = {address} is no address of a node: {error.strerror}.") from None
     return address
 
 
@@ -179,7 +178,7 @@ def check_port(address: str, port: int, cure: str) -> None:
             probe.bind((address, port))
             probe.listen()
         except OSError as error:
-            raise ConfigError(f"MASTER_PORT = {port}", f"cannot be listened on: {error.strerror}", cure) from None
+            raise ConfigError(f"MASTER_PORT = {port} cannot be listened on: {error.strerror}. {cure}") from None
 
 
 class SignalRelay:

@@ -244,7 +244,7 @@ def read_steps(path: str | Path) -> dict[int, tuple[float, float]]:
     else:
         losses, norms = read_text(path, parse_losses), read_text(path, _norms)
     if not losses.keys() & norms.keys():
-        raise DataError(str(path), "no losses with gradient norms found in it", "name a log of --log-interval")
+        raise DataError(f"{path}: no losses with gradient norms found in it. Name a log of --log-interval.")
     return {step: (losses[step], norms[step]) for step in sorted(losses.keys() & norms.keys())}
 
 
@@ -267,9 +267,9 @@ def read_text(path: Path, parse: Callable[[Iterable[str]], Parsed]) -> Parsed:
     try:
         return parse(lines_of(path.read_text(encoding="utf-8", errors="replace")))
     except OSError as error:
-        raise DataError(str(path), f"cannot be read: {error.strerror}") from None
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise DataError(str(path), f"{error}", "correct the line, or leave it out") from None
+        raise DataError(f"{path}: {error}. Correct the line, or leave it out.") from None
 
 
 def _check_regular(path: Path) -> None:
@@ -278,7 +278,7 @@ def _check_regular(path: Path) -> None:
         if os.path.lexists(path):
             check_file(path)
     except UnusableFile as error:
-        raise DataError(str(path), str(error), "name a log file or a TensorBoard folder") from None
+        raise DataError(f"{path}: {error}. Name a log file or a TensorBoard folder.") from None
 
 
 def step_of(text: str) -> int:

@@ -76,7 +76,7 @@ def find_resume_point(args: RunConfig, checkpoints: Checkpoints) -> ResumePoint 
 def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> ResumePoint | None:
     store = CheckpointStore(load)
     if os.path.exists(load) and not os.path.isdir(load) and not os.path.isfile(load):
-        raise CheckpointError(f"--load = {load}", "is not a folder", "name the folder that --save named")
+        raise CheckpointError(f"--load = {load} is not a folder. Name the folder that --save named.")
     iteration, warnings = store.latest(lambda path: _problem_on_any_rank(checkpoints.find_damage, path))
     for line in warnings:
         print_rank_0(f"warning: {line}; falling back to the one before")
@@ -88,9 +88,8 @@ def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> ResumePoin
     content = _content(load)
     if content and not same_folder(load, save):
         raise CheckpointError(
-            f"--load = {load}",
-            f"holds no checkpoint of a run (iter_0001000 and the like): it holds {content}",
-            "name the folder that --save named; mm-dit convert makes one from weights in another format",
+            f"--load = {load} holds no checkpoint of a run (iter_0001000 and the like): it holds {content}. Name the "
+            "folder that --save named; mm-dit convert makes one from weights in another format."
         )
     print_rank_0(f"no checkpoint in {load}{f' (it holds {content})' if content else ''}: starting anew")
     return None
@@ -131,22 +130,18 @@ def check_fits(args: RunConfig, start: ResumePoint, checkpoints: Checkpoints) ->
 def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, path: Path) -> None:
     """Raise CheckpointError if the adapters differ in kind from this run's; their base is checked once it is read."""
     if (here is None) != (there is None):
-        reason = (
-            "holds adapters (LoRA), and this run trains" if here is None else "holds no adapters, and this run trains"
-        )
         raise CheckpointError(
-            f"--load = {path}",
-            f"{reason} {'the whole network' if here is None else 'some'}",
-            "pass --lora-target-modules and --init-from as that run did"
+            f"--load = {path} holds adapters (LoRA), and this run trains the whole network. Pass --lora-target-modules "
+            "and --init-from as that run did."
             if here is None
-            else "start from its weights: --init-from instead of --load",
+            else f"--load = {path} holds no adapters, and this run trains some. Start from its weights: --init-from "
+            "instead of --load."
         )
     for flag in (name for name in here or () if name.startswith("--")):
         if here and there and _plain(here[flag]) != _plain(there.get(flag)):
             raise CheckpointError(
-                f"{flag} = {_text(here[flag])}",
-                f"{path} holds adapters trained with {_text(there.get(flag))}",
-                "use that value, or choose another --load and --save",
+                f"{flag} = {_text(here[flag])}: {path} holds adapters trained with {_text(there.get(flag))}. Use "
+                "that value, or choose another --load and --save."
             )
 
 
@@ -164,9 +159,8 @@ def _check_frozen(here: str, settings: Any, path: Path) -> None:
     there = settings.get("--freeze", "") if isinstance(settings, dict) else ""
     if _plain(here.split()) != _plain(there.split()):
         raise CheckpointError(
-            f"--freeze = {here}",
-            f"{path} holds the optimizer's state of a run with {there or 'nothing frozen'}",
-            "use that, or pass --no-load-optim to start the state anew",
+            f"--freeze = {here}: {path} holds the optimizer's state of a run with {there or 'nothing frozen'}. Use "
+            "that, or pass --no-load-optim to start the state anew."
         )
 
 
@@ -185,9 +179,8 @@ def _check_optimizer(name: str, there: str, path: Path) -> None:
     """Raise CheckpointError if the checkpoint holds the state of another optimizer."""
     if name != there:
         raise CheckpointError(
-            f"--load = {path}",
-            f"holds the state of --optimizer {there}, and this run steps by {name}",
-            "use that one, or pass --no-load-optim to start the state anew",
+            f"--load = {path} holds the state of --optimizer {there}, and this run steps by {name}. Use that one, or "
+            "pass --no-load-optim to start the state anew."
         )
 
 
@@ -201,9 +194,8 @@ def check_save_folder(store: CheckpointStore, iteration: int) -> None:
     there = store.iterations()
     if there and there[-1] > iteration:
         raise ConfigError(
-            f"--save = {store.root}",
-            f"holds the checkpoints of a run up to iteration {there[-1]}, and this one starts at {iteration}",
-            f"pass --load {store.root} to go on with that run, or another --save",
+            f"--save = {store.root} holds the checkpoints of a run up to iteration {there[-1]}, and this one starts "
+            f"at {iteration}. Pass --load {store.root} to go on with that run, or another --save."
         )
 
 
@@ -213,9 +205,8 @@ def _check_model(model: ModelConfig, saved: Mapping[str, Any], path: Path) -> No
     changed = differences(there, model, ("predictor", "diffusion"))
     if changed:
         raise CheckpointError(
-            f"--load = {path}",
-            f"was trained with another model.json: {'; '.join(changed)}",
-            f"use the one saved in {path}/run.json, or another --load and --save",
+            f"--load = {path} was trained with another model.json: {'; '.join(changed)}. Use the one saved in "
+            f"{path}/run.json, or another --load and --save."
         )
 
 
@@ -291,9 +282,9 @@ def check_restorable(args: RunConfig) -> None:
         except (TypeError, ValueError, RecursionError):
             is_restorable = False
         if not is_restorable:
-            cure = "name each class by a text" if key == "classes" else "change the setting that it comes from"
+            cure = "Name each class by a text." if key == "classes" else "Change the setting that it comes from."
             raise ConfigError(
-                f"run.json: {key} = {shorten_repr(value)}", "cannot be read back when this run resumes", cure
+                f"run.json: {key} = {shorten_repr(value)} cannot be read back when this run resumes. {cure}"
             )
 
 
@@ -404,9 +395,8 @@ def _check_base(init_from: str, base: str, start: ResumePoint) -> None:
     there = start.facts[ADAPTERS][BASE]
     if base != there:
         raise CheckpointError(
-            f"--init-from = {init_from}",
-            f"is not the base of the adapters in {start.path}: its digest is {base[:12]}, theirs {there[:12]}",
-            "name the weights that the run started from",
+            f"--init-from = {init_from} is not the base of the adapters in {start.path}: its digest is {base[:12]}, "
+            f"theirs {there[:12]}. Name the weights that the run started from."
         )
 
 

@@ -106,6 +106,6 @@ class StopRequest:
 
 def _named(error: Exception) -> UserError:
     """Return an error of the operating system or of a library as a UserError."""
-    named = DataError("a batch", f"could not be prepared: {type(error).__name__}: {error}")
+    named = DataError(f"a batch could not be prepared: {type(error).__name__}: {error}.")
     named.__cause__ = error
     return named

@@ -213,9 +213,9 @@ def meta_reference(reference: str) -> Any:
         with _lock:
             return getattr(_executed(module), name)
     except (ImportError, AttributeError) as error:
-        cure = 'write "package.module:Class", and use the layers and operators of mindspeed_mm_dit.framework alone'
         raise ConfigError(
-            f"network = {reference!r}", f"cannot be imported for the meta backend: {error}", cure
+            f"network = {reference!r} cannot be imported for the meta backend: {error}. Write "
+            '"package.module:Class", and use the layers and operators of mindspeed_mm_dit.framework alone.'
         ) from error
 
 

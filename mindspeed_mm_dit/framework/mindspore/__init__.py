@@ -13,7 +13,7 @@ from mindspeed_mm_dit.terminal import logger
 def check_numpy(version: str) -> None:
     """Refuse NumPy 2: MindSpore imports with it (its metadata allows it) but cannot execute."""
     if int(version.split(".")[0]) >= 2:
-        raise PlatformError("--ai-framework = mindspore", f"does not run with NumPy {version}", "pip install 'numpy<2'")
+        raise PlatformError(f"--ai-framework = mindspore does not run with NumPy {version}. Run: pip install 'numpy<2'")
 
 
 def note_msadapter() -> None:

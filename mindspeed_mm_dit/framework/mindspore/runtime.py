@@ -54,9 +54,8 @@ def check_backend(backend: str | None) -> str:
     native = next(name for name, device in _DEVICES.items() if device == kind)
     if backend is not None and backend != native:
         raise PlatformError(
-            f"--distributed-backend = {backend}",
-            f"needs a {_DEVICES[backend].upper()} device; MindSpore {mindspore.__version__} runs on {kind.upper()}",
-            f"leave the flag out, or use {native}",
+            f"--distributed-backend = {backend} needs a {_DEVICES[backend].upper()} device; MindSpore "
+            f"{mindspore.__version__} runs on {kind.upper()}. Leave the flag out, or use {native}."
         )
     return native
 
@@ -196,7 +195,7 @@ def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
 def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context that changes nothing; raises PlatformError if ``bf16``."""
     if bf16:
-        raise PlatformError("--bf16", "sampling in bfloat16 is not offered on MindSpore", "leave the flag out")
+        raise PlatformError("--bf16: sampling in bfloat16 is not offered on MindSpore. Leave the flag out.")
     return contextlib.nullcontext()
 
 
@@ -237,7 +236,7 @@ def report_failure(error: BaseException) -> None:
 def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
     """Return ``module`` frozen, in precision "fp32" or "bf16"; raises PlatformError for bf16 on a CPU."""
     if dtype == "bf16" and device_type() == "cpu":
-        raise PlatformError("dtype = bf16", "MindSpore has no bfloat16 products on a CPU", "use fp32")
+        raise PlatformError("dtype = bf16: MindSpore has no bfloat16 products on a CPU. Use fp32.")
     for parameter in module.get_parameters():
         parameter.requires_grad = False
         parameter.set_dtype({"fp32": mindspore.float32, "bf16": mindspore.bfloat16}[dtype])
@@ -252,13 +251,13 @@ def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
 
 def compile_blocks(blocks: Iterable[mindspore.nn.Cell], shapes: int = 1) -> NoReturn:
     """Refuse --torch-compile."""
-    raise PlatformError("--torch-compile", "is PyTorch's", "leave it out: MindSpore compiles by itself")
+    raise PlatformError("--torch-compile is PyTorch's. Leave it out: MindSpore compiles by itself.")
 
 
 def allow_tf32(allowed: bool) -> None:
     """Refuse --tf32 if ``allowed``."""
     if allowed:
-        raise PlatformError("--tf32", "is for NVIDIA GPUs under PyTorch", "leave it out")
+        raise PlatformError("--tf32 is for NVIDIA GPUs under PyTorch. Leave it out.")
 
 
 def versions() -> dict[str, str]:

@@ -73,9 +73,8 @@ def check_backend(backend: str | None) -> str:
     backend_device = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}[backend]
     if backend != "gloo" and backend_device != kind:
         raise PlatformError(
-            f"--distributed-backend = {backend}",
-            f"needs a {backend_device.upper()} device; this PyTorch ({torch.__version__}) sees none",
-            "leave the flag out, or use gloo on a CPU",
+            f"--distributed-backend = {backend} needs a {backend_device.upper()} device; this PyTorch "
+            f"({torch.__version__}) sees none. Leave the flag out, or use gloo on a CPU."
         )
     return backend
 
@@ -127,7 +126,7 @@ def _choose_accelerator(number: int) -> None:
     count = torch.accelerator.device_count()
     if number >= count:
         raise PlatformError(
-            f"LOCAL_RANK = {number}", f"there are {count} accelerator(s)", f"start {count} process(es): NPUS_PER_NODE"
+            f"LOCAL_RANK = {number}: there are {count} accelerator(s). Start {count} process(es): NPUS_PER_NODE."
         )
     torch.accelerator.set_device_index(number)
 
@@ -365,9 +364,7 @@ def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
     """
     if device_type() == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise PlatformError(
-            "--torch-compile",
-            "needs a C++ compiler on a CPU: there is no g++ or clang++",
-            "install one, or drop the flag",
+            "--torch-compile needs a C++ compiler on a CPU: there is no g++ or clang++. Install one, or drop the flag."
         )
     torch._dynamo.config.optimize_ddp = False  # it would split a block's graph where DDP's buckets end
     torch._dynamo.config.recompile_limit = max(8, 4 * MAX_GRAPHS)  # (validation and samples have other graphs)

@@ -52,10 +52,8 @@ def check_declared_sizes(config: DiTConfig | VideoTransformerConfig | JointConfi
     need = host_bytes(config) + _POSITION_BYTES * config.num_tokens * config.hidden_size
     if need > host_memory_bytes():
         raise CheckpointError(
-            what,
-            f"describes a network that needs {need / GIB:,.1f} GiB to be made, and this machine has "
-            f"{host_memory_bytes() / GIB:,.1f} GiB",
-            "copy or download the file again, or use a larger machine",
+            f"{what} describes a network that needs {need / GIB:,.1f} GiB to be made, and this machine has "
+            f"{host_memory_bytes() / GIB:,.1f} GiB. Copy or download the file again, or use a larger machine."
         )
 
 
@@ -85,11 +83,13 @@ def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
     try:
         return from_mapping(kind, adapter_of(kind).of_diffusers(config), what)
     except ConfigError as error:
-        where = "" if error.what.startswith(what) else f"{what}: "
-        raise CheckpointError(f"{where}{error.what}", error.reason, error.cure) from None
+        where = "" if str(error).startswith(what) else f"{what}: "
+        raise CheckpointError(f"{where}{error}") from None
     except (LookupError, TypeError, ArithmeticError) as error:
-        reason = f"does not have the sizes of a {kind.diffusers_class}: {shorten_repr(str(error))}"
-        raise CheckpointError(what, reason, "copy or download the folder again") from None
+        raise CheckpointError(
+            f"{what} does not have the sizes of a {kind.diffusers_class}: {shorten_repr(str(error))}. Copy or "
+            "download the folder again."
+        ) from None
 
 
 # --- DiT --------------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def read_dit_config(config: Mapping[str, Any], folder: Path) -> DiTConfig:
     """Return the DiT that the config.json of a folder describes; raises CheckpointError if it is none."""
     for key, expected in _FIXED.items():
         if config.get(key, expected) != expected:
-            raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}", f"a DiT has {expected!r}")
+            raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}: a DiT has {expected!r}.")
     names = [field.name for field in dataclasses.fields(_Sizes)]
     try:
         sizes = from_mapping(_Sizes, {name: config[name] for name in names if name in config}, f"{folder}/config.json")
@@ -127,13 +127,13 @@ def read_dit_config(config: Mapping[str, Any], folder: Path) -> DiTConfig:
             learn_sigma=(config.get("out_channels") or sizes.in_channels) == 2 * sizes.in_channels,
         )
     except ConfigError as error:
-        raise CheckpointError(error.what, error.reason, error.cure) from None
+        raise CheckpointError(str(error)) from None
 
 
 def dit_json(network: DiTConfig) -> dict[str, Any]:
     """Return the config.json of a DiT; raises CheckpointError for a size that diffusers has no setting for."""
     if network.mlp_ratio != 4:
-        raise CheckpointError(f"mlp_ratio = {network.mlp_ratio}", "diffusers' DiT has 4 and no setting for it")
+        raise CheckpointError(f"mlp_ratio = {network.mlp_ratio}: diffusers' DiT has 4 and no setting for it.")
     return {
         "_class_name": DIT_CLASS,
         **_FIXED,
@@ -153,9 +153,8 @@ def dit_with_heads(predictor: PredictorConfig, state: State) -> DiTConfig:
     """Return the DiT with its number of heads; raises ConfigError for a predictor that diffusers does not have."""
     if not isinstance(predictor, DiTConfig):
         raise ConfigError(
-            f"predictor {predictor.model_id!r}",
-            "has no counterpart among diffusers' models here",
-            "convert to safetensors, .pt or .ckpt",
+            f"predictor {predictor.model_id!r} has no counterpart among diffusers' models here. Convert to "
+            "safetensors, .pt or .ckpt."
         )
     check_options(predictor)
     if "model" in state.facts:  # (it has settings that show in no shape)
@@ -169,9 +168,8 @@ def check_options(network: DiTConfig) -> None:
         value = getattr(network, name)
         if value:
             raise ConfigError(
-                f"predictor.{name} = {json.dumps(value)}",
-                f"diffusers' {DIT_CLASS} has no such option",
-                "convert to safetensors, .pt or .ckpt",
+                f"predictor.{name} = {json.dumps(value)}: diffusers' {DIT_CLASS} has no such option. Convert to "
+                "safetensors, .pt or .ckpt."
             )
 
 
@@ -185,9 +183,8 @@ def _num_heads(network: DiTConfig, state: State) -> int:
         if (sizes["hidden_size"], sizes["num_layers"]) == (network.hidden_size, network.num_layers):
             return sizes["num_heads"]
     raise ConfigError(
-        "--model",
-        "is needed: the number of attention heads cannot be inferred from the weights",
-        "give the model.json that they were trained with",
+        "--model is needed: the number of attention heads cannot be inferred from the weights. Give the model.json "
+        "that they were trained with."
     )
 
 
@@ -229,10 +226,9 @@ def with_vae_config(state: State) -> tuple[State, list[str]]:
     guess = infer_vae_config(shapes_of(state.weights))
     if any(width % guess.norm_num_groups for width in guess.block_out_channels):
         raise ConfigError(
-            "--model",
-            f"is needed: norm_num_groups cannot be inferred from the weights; the usual {guess.norm_num_groups} does "
-            f"not divide the widths {', '.join(map(str, guess.block_out_channels))}",
-            "give the autoencoder's config.json",
+            "--model is needed: norm_num_groups cannot be inferred from the weights; the usual "
+            f"{guess.norm_num_groups} does not divide the widths {', '.join(map(str, guess.block_out_channels))}. "
+            "Give the autoencoder's config.json."
         )
     note = f"config.json: norm_num_groups = {guess.norm_num_groups} is assumed, as in Stable Diffusion's autoencoder"
     if "scaling_factor" not in state.config:

@@ -143,8 +143,10 @@ def _convert_both(args: argparse.Namespace, log: Callable[[str], object]) -> Con
 
     for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
         if value:
-            cure = "drop it, or convert the experts one by one"
-            raise ConfigError(f"{flag} = {shorten_repr(value)}", "does not go with --low-noise-checkpoint", cure)
+            raise ConfigError(
+                f"{flag} = {shorten_repr(value)} does not go with --low-noise-checkpoint. Drop it, or convert the "
+                "experts one by one."
+            )
     described = describe(
         ModelRequest(
             args.source, model=args.model, low_noise_checkpoint=args.low_noise_checkpoint, boundary=args.boundary
@@ -227,15 +229,12 @@ def _convert(
     saves_training = to is not None and to in FORMATS and FORMATS[to].storage is StorageSupport.TRAINING
     if is_adapter(source) and not (adapter_facts(source) and saves_training):
         if loras:
-            raise ConfigError(
-                "--merge-lora", "SOURCE holds adapters itself", "name the weights of their base as SOURCE"
-            )
+            raise ConfigError("--merge-lora: SOURCE holds adapters itself. Name the weights of their base as SOURCE.")
         return convert_adapter(source, target, to, weights != "model", description, overwrite, echo)
     if to in ADAPTER_FORMATS and to not in FORMATS:
         raise ConfigError(
-            f"--to = {to}",
-            "is a form of adapters (LoRA), and SOURCE holds whole weights",
-            f"formats of these are: {', '.join(FORMATS)}",
+            f"--to = {to} is a form of adapters (LoRA), and SOURCE holds whole weights. Formats of these are: "
+            f"{', '.join(FORMATS)}."
         )
     target_format = choose_format(target, to)
     source_format = format_of_source(source)
@@ -334,7 +333,7 @@ def _described(state: State, description: dict[str, Any]) -> State:
         return replace(state, config=state.config | scale)
     if state.is_autoencoder:
         if "_class_name" not in description:
-            raise ConfigError("--model", "is neither a model.json nor diffusers' config.json of an autoencoder")
+            raise ConfigError("--model is neither a model.json nor diffusers' config.json of an autoencoder.")
         return replace(state, config=description)
     model = model_config_from_mapping(description, "--model")
     model = model if any(name.startswith("projectors.") for name in state.weights) else model.without_teachers()
@@ -434,14 +433,13 @@ def convert_adapter(
 def _adapter_form(target: Path, to: str | None) -> str:
     if to is None or to not in ADAPTER_FORMATS:
         raise ConfigError(
-            "--to" if to is None else f"--to = {to}",
-            f"{'is needed' if to is None else 'is no form of adapters'}: SOURCE holds adapters (LoRA)",
-            f"{nearest(to or '', ADAPTER_FORMATS)}Forms are: {', '.join(ADAPTER_FORMATS)}; or name the weights of "
-            "their base as SOURCE, and the adapters by --merge-lora",
+            f"{'--to is needed' if to is None else f'--to = {to} is no form of adapters'}: SOURCE holds adapters "
+            f"(LoRA). {nearest(to or '', ADAPTER_FORMATS)}Forms are: {', '.join(ADAPTER_FORMATS)}; or name the weights "
+            "of their base as SOURCE, and the adapters by --merge-lora."
         )
     if ADAPTER_FORMATS[to].is_folder == (target.suffix == ".safetensors"):
-        cure = "name a folder" if ADAPTER_FORMATS[to].is_folder else "end it in .safetensors"
-        raise ConfigError(f"TARGET = {target}", f"does not look like --to {to}", cure)
+        cure = "Name a folder." if ADAPTER_FORMATS[to].is_folder else "End it in .safetensors."
+        raise ConfigError(f"TARGET = {target} does not look like --to {to}. {cure}")
     return to
 
 

@@ -75,8 +75,8 @@ def read(path: Path) -> State:
     if config.get("_class_name") not in config_json.DIT_CLASSES:
         known = (config_json.DIT_CLASS, *config_json.diffusers_predictors())
         raise CheckpointError(
-            f"{folder}/config.json: _class_name = {shorten_repr(config.get('_class_name'))}",
-            f"is none of {', '.join(known)} and {config_json.VAE_CLASS}",
+            f"{folder}/config.json: _class_name = {shorten_repr(config.get('_class_name'))} is none of "
+            f"{', '.join(known)} and {config_json.VAE_CLASS}."
         )
     dit = config_json.read_dit_config(config, folder)
     _check_sizes(dit, arrays, folder)
@@ -112,7 +112,7 @@ def _read_stored(folder: Path) -> Stored:
     try:
         weight_file = weight_file_in(folder, _FILES).path
     except UnusableFile as problem:
-        raise CheckpointError(str(folder), str(problem)) from None
+        raise CheckpointError(f"{folder}: {problem}.") from None
     names = _indexed(weight_file) if weight_file.suffix == ".json" else {}
     files = [weight_file.parent / file for file in sorted(set(names.values()))] or [weight_file]
     if all(file.suffix == ".safetensors" for file in files):
@@ -126,12 +126,12 @@ def _indexed(index: Path) -> dict[str, str]:
     """Return tensor -> file of the several files that an index names, as large networks are stored."""
     names = read_json(index, "SOURCE").get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(file, str) for file in names.values()):
-        raise CheckpointError(str(index), "has no weight_map of files", "copy or download the folder again")
+        raise CheckpointError(f"{index} has no weight_map of files. Copy or download the folder again.")
     for file in sorted(set(names.values())):
         if Path(file).name != file:
-            raise CheckpointError(str(index), f"names {file!r}, which is not a file next to it")
+            raise CheckpointError(f"{index} names {file!r}, which is not a file next to it.")
         if not (index.parent / file).exists():
-            raise CheckpointError(str(index), f"names {file}, which is not there", "copy or download that file too")
+            raise CheckpointError(f"{index} names {file}, which is not there. Copy or download that file too.")
     return names
 
 
@@ -140,9 +140,8 @@ def _check_sizes(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
     blocks = count_of(shapes_of(arrays), "transformer_blocks")
     if network.num_layers != blocks:
         raise CheckpointError(
-            f"{folder}/config.json: num_layers = {network.num_layers}",
-            f"the weights next to it have {blocks} blocks",
-            "copy or download the folder again",
+            f"{folder}/config.json: num_layers = {network.num_layers}: the weights next to it have {blocks} blocks. "
+            "Copy or download the folder again."
         )
     config_json.check_declared_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
 

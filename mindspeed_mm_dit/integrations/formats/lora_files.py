@@ -78,9 +78,8 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     text_encoder_names = {name for name in arrays if _TEXT_ENCODER_PREFIX.match(name)}
     if text_encoder_names and len(text_encoder_names) == len(arrays):
         raise CheckpointError(
-            str(file),
-            "holds adapters of a text encoder alone, and those of a network are read here",
-            "name a file of adapters of the transformer",
+            f"{file} holds adapters of a text encoder alone, and those of a network are read here. Name a file of "
+            "adapters of the transformer."
         )
     settings = _settings(file, metadata)
     theirs, notes = _layers({name: arrays[name] for name in arrays if name not in text_encoder_names}, settings, file)
@@ -112,10 +111,10 @@ def _file(path: Path) -> Path:
         if len(files) != 1:
             neither = f"holds neither {DIFFUSERS} nor {PEFT}: found {list_first_names(path)}"
             what = f"holds {', '.join(file.name for file in files[:5])}" if files else neither
-            raise CheckpointError(str(path), what, "name the file of adapters")
+            raise CheckpointError(f"{path} {what}. Name the file of adapters.")
         return files[0]
     if not path.is_file():
-        raise CheckpointError(str(path), "there is no such file or folder")
+        raise CheckpointError(f"{path}: there is no such file or folder.")
     return path
 
 
@@ -124,7 +123,7 @@ def _read(file: Path) -> tuple[Arrays, Mapping[str, str]]:
         return read_safetensors_file(file)
     content = read_torch_file(file) if file.suffix in _ENDINGS else {}
     if not content or not all(isinstance(array, np.ndarray) for array in content.values()):
-        raise CheckpointError(str(file), "holds no adapters", f"give a file ending in {', '.join(_ENDINGS)}")
+        raise CheckpointError(f"{file} holds no adapters. Give a file ending in {', '.join(_ENDINGS)}.")
     return content, {}
 
 
@@ -140,7 +139,7 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> LoraSettings:
     try:
         content = json.loads(metadata[METADATA])
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: {METADATA}", f"is not JSON: {error}", "copy it again") from None
+        raise CheckpointError(f"{file}: {METADATA} is not JSON: {error}. Copy it again.") from None
     settings = content if isinstance(content, dict) else {}
     network_settings = {key: value for key, value in settings.items() if not _TEXT_ENCODER_PREFIX.match(key)}
     return settings_of(
@@ -163,23 +162,23 @@ def _layers(arrays: Arrays, settings: LoraSettings, file: Path) -> tuple[dict[st
             kind = _other_kind(name)
             reason = f"is part of {kind}" if kind else "is no part of a LoRA of linear layers"
             raise CheckpointError(
-                f"{file}: {name} {array.shape}", reason, "name plain LoRA adapters: no others are read"
+                f"{file}: {name} {array.shape} {reason}. Name plain LoRA adapters: no others are read."
             )
     for layer in downs.keys() ^ ups.keys() | (alphas.keys() - downs.keys()):
-        raise CheckpointError(f"{file}: {layer}", "lacks one of its two matrices", "copy or download it again")
+        raise CheckpointError(f"{file}: {layer} lacks one of its two matrices. Copy or download it again.")
     if not downs:
-        raise CheckpointError(str(file), "holds no adapters", "name a file of LoRA")
+        raise CheckpointError(f"{file} holds no adapters. Name a file of LoRA.")
     for layer, down in downs.items():
         if ups[layer].shape[1] != len(down) or not len(down):
             reason = f"is {ups[layer].shape} times {down.shape}: the ranks differ"
-            raise CheckpointError(f"{file}: {layer}", reason, "copy or download it again")
+            raise CheckpointError(f"{file}: {layer} {reason}. Copy or download it again.")
     is_native = not alphas and all(layer.startswith("diffusion_model.") for layer in downs)
     defaults_for_missing = [name for name in downs if name not in alphas and not settings.has_alpha(name)]
     notes = (_assumed_note(len(defaults_for_missing), len(downs)),) if defaults_for_missing and not is_native else ()
     try:
         default_alphas = {name: settings.alpha(name, len(down)) for name, down in downs.items()}
     except CheckpointError as error:
-        raise CheckpointError(f"{file}: {error.what}", error.reason, "use the file with its own settings") from None
+        raise CheckpointError(f"{file}: {error} Use the file with its own settings.") from None
     layers = {name: LowRank(down, ups[name], alphas.get(name, default_alphas[name])) for name, down in downs.items()}
     return _without_zeros(layers), notes
 
@@ -192,7 +191,7 @@ def _check_numbers(array: np.ndarray, what: str) -> None:
         reason = "holds numbers that are not finite"
     else:
         return
-    raise CheckpointError(what, reason, "copy or download it again, or ask who trained it for a whole file")
+    raise CheckpointError(f"{what} {reason}. Copy or download it again, or ask who trained it for a whole file.")
 
 
 def _assumed_note(count: int, total: int) -> str:

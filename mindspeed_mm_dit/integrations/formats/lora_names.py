@@ -112,8 +112,10 @@ def _targets_in_best_family(loras: Mapping[str, LowRank], where: str) -> LayerTa
     certainty = [_count_matching_heights(known, loras) for known in candidates]
     best = [known for known, sure in zip(candidates, certainty) if sure == max(certainty)]
     if max(certainty) >= 0 and len({tuple(_find(known, name) for name in loras) for known in best}) > 1:
-        reason = "has layer names that several networks share, so its network is ambiguous"
-        raise CheckpointError(where, reason, "name the model.json of its base: --model")
+        raise CheckpointError(
+            f"{where} has layer names that several networks share, so its network is ambiguous. Name the model.json "
+            "of its base: --model."
+        )
     return best[0] if max(certainty) >= 0 else {name: target for known in candidates for name, target in known.items()}
 
 
@@ -135,7 +137,7 @@ def _count_matching_heights(known: LayerTargets, loras: Mapping[str, LowRank]) -
 def _names_by_family(names: Collection[str]) -> list[LayerTargets]:
     """Return the names of every family's network with as many blocks as ``names`` have."""
     if (blocks := count_blocks(names)) > MAX_BLOCKS:
-        raise CheckpointError("the adapter", f"names {blocks:,} blocks", "copy or download it again")
+        raise CheckpointError(f"the adapter names {blocks:,} blocks. Copy or download it again.")
     return [_family_targets(family, block_ranges(family.rules, blocks)) for family in FAMILIES.values()]
 
 
@@ -162,7 +164,7 @@ def to_ours(theirs: Mapping[str, LowRank], layers: Iterable[str] | None, where: 
         for layer, piece in zip(target.layers, _split_by_layer(lora, target, f"{where}: {name}")):
             parts, first_target = parts_by_layer.setdefault(layer, {}), targets.setdefault(layer, target)
             if target.part in parts or target.num_parts != first_target.num_parts:
-                raise CheckpointError(where, f"has two adapters for {layer}", "keep one of them")
+                raise CheckpointError(f"{where} has two adapters for {layer}. Keep one of them.")
             if piece is not None:
                 parts[target.part] = piece
     return {layer: _joined(parts, targets[layer]) for layer, parts in parts_by_layer.items() if parts}
@@ -172,9 +174,8 @@ def _unknown_layer_error(name: str, known: LayerTargets, where: str) -> Checkpoi
     names = [other for other in known if ("." in other) == ("." in name)] or [*known]
     short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
     return CheckpointError(
-        where,
-        f"has an adapter for {name}, which is no linear layer of this network",
-        f"{nearest(short, names)}name the adapters of this base",
+        f"{where} has an adapter for {name}, which is no linear layer of this network. {nearest(short, names)}name "
+        "the adapters of this base."
     )
 
 
@@ -183,8 +184,10 @@ def _split_by_layer(lora: LowRank, target: LayerTarget, what: str) -> list[LowRa
     if target.num_parts > 1:
         return [lora]
     if len(lora.up) % sum(target.transform.heights):
-        reason = f"has {len(lora.up)} rows, which {len(target.layers)} layers cannot share"
-        raise CheckpointError(what, reason, "name the adapters of this base")
+        raise CheckpointError(
+            f"{what} has {len(lora.up)} rows, which {len(target.layers)} layers cannot share. Name the adapters of "
+            "this base."
+        )
     return split_adapter(lora, len(target.layers), target.transform)
 
 
@@ -223,9 +226,8 @@ def to_native(ours: Mapping[str, LowRank], layers: Collection[str] = ()) -> dict
     ]
     if any(other.keys() != candidates[0].keys() for other in candidates):
         raise ConfigError(
-            "--model",
-            "is needed: several networks have layers of these names, and their authors name them differently",
-            "give the model.json of the adapters' base",
+            "--model is needed: several networks have layers of these names, and their authors name them "
+            "differently. Give the model.json of the adapters' base."
         )
     return candidates[0]
 

@@ -68,11 +68,11 @@ class LoraSettings:
         layer = _without_prefix(layer)
         expected = _value_for(self.rank_pattern, layer, self.r)
         if expected not in (None, rank):
-            raise CheckpointError(f"r = {expected}", f"the matrices of {layer} have rank {rank}")
+            raise CheckpointError(f"r = {expected}: the matrices of {layer} have rank {rank}.")
         if self.target_modules and not _named(self.target_modules, layer):
-            raise CheckpointError("target_modules", f"does not name {layer}, for which there is an adapter")
+            raise CheckpointError(f"target_modules does not name {layer}, for which there is an adapter.")
         if self.exclude_modules and _named(self.exclude_modules, layer):
-            raise CheckpointError("exclude_modules", f"names {layer}, for which there is an adapter")
+            raise CheckpointError(f"exclude_modules names {layer}, for which there is an adapter.")
         alpha = self._alpha(layer)
         return float(rank if alpha is None else alpha) * (rank**0.5 if self.use_rslora else 1.0)
 
@@ -89,14 +89,13 @@ def settings_of(content: Mapping[str, Any], what: str) -> LoraSettings:
         if key in known | _WITHOUT_EFFECT or (not value if off is None else value in off):
             continue
         raise CheckpointError(
-            f"{what}: {key} = {shorten_repr(value)}",
-            "changes what the adapters mean, and is not supported here",
-            "merge them with peft, or let it save them as plain LoRA",
+            f"{what}: {key} = {shorten_repr(value)} changes what the adapters mean, and is not supported here. Merge "
+            "them with peft, or let it save them as plain LoRA."
         )
     try:
         settings = from_mapping(LoraSettings, {k: v for k, v in content.items() if k in known and v is not None}, what)
     except ConfigError as error:
-        raise CheckpointError(error.what, error.reason, error.cure) from None
+        raise CheckpointError(str(error)) from None
     for name, table in (("rank_pattern", settings.rank_pattern), ("alpha_pattern", settings.alpha_pattern)):
         for value in table.values():
             checked_alpha(value, f"{what}: {name}")
@@ -109,7 +108,7 @@ def settings_of(content: Mapping[str, Any], what: str) -> LoraSettings:
 def checked_alpha(value: Any, what: str) -> float:
     """Return ``value`` as an alpha; raises CheckpointError unless it is a number that leaves weights finite."""
     if type(value) not in (int, float) or not abs(value) <= _MAX_ALPHA:
-        raise CheckpointError(f"{what} = {shorten_repr(value)}", f"is no number of at most {_MAX_ALPHA:g}")
+        raise CheckpointError(f"{what} = {shorten_repr(value)} is no number of at most {_MAX_ALPHA:g}.")
     return float(value)
 
 
@@ -119,23 +118,22 @@ def _check_patterns(settings: LoraSettings, what: str) -> None:
     patterns = [(name, pattern) for name in ("rank_pattern", "alpha_pattern") for pattern in getattr(settings, name)]
     if len(patterns) > _MAX_PATTERNS:
         raise CheckpointError(
-            f"{what}: {patterns[0][0]}", f"{len(patterns):,} patterns are more than a network has layers"
+            f"{what}: {patterns[0][0]}: {len(patterns):,} patterns are more than a network has layers."
         )
     for name, pattern in (*patterns, *(module for module in modules if isinstance(module[1], str))):
         try:
             _compiled(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise CheckpointError(
-                f"{what}: {name}: {shorten_repr(pattern)}", f"is no regular expression: {error}"
+                f"{what}: {name}: {shorten_repr(pattern)} is no regular expression: {error}."
             ) from None
         without_escapes = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
         if len(re.findall(r"[*+{]", without_escapes)) > _MAX_REPEATS or re.search(
             r"\)[*+{]|\(\?[^:!=]", without_escapes
         ):
             raise CheckpointError(
-                f"{what}: {name}: {shorten_repr(pattern)}",
-                "could take for ever to match",
-                f"write one without repeated groups, and with at most {_MAX_REPEATS} repeats",
+                f"{what}: {name}: {shorten_repr(pattern)} could take for ever to match. Write one without repeated "
+                f"groups, and with at most {_MAX_REPEATS} repeats."
             )
 
 

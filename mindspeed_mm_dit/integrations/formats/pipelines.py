@@ -29,7 +29,7 @@ from mindspeed_mm_dit.integrations.formats import diffusers_dit, diffusers_folde
 from mindspeed_mm_dit.integrations.formats.config_json import INDEX, check_options
 from mindspeed_mm_dit.models.pretrained import read_autoencoder_kl
 
-_NETWORK_ALONE = "convert the network alone: --to diffusers"
+_NETWORK_ALONE = "Convert the network alone: --to diffusers."
 
 
 def fits(path: Path) -> bool:
@@ -45,13 +45,13 @@ def write(path: Path, state: State) -> None:
         CheckpointError: the autoencoder of model.json cannot be read.
     """
     if state.is_autoencoder:
-        reason = "is an autoencoder, and a pipeline is written from a network"
-        raise ConfigError("SOURCE", reason, "convert it --to diffusers")
+        raise ConfigError(
+            "SOURCE is an autoencoder, and a pipeline is written from a network. Convert it --to diffusers."
+        )
     if "model" not in state.facts:
         raise ConfigError(
-            "--model",
-            "is needed: a pipeline has the autoencoder and the noise schedule of model.json",
-            "give the model.json that the weights were trained with",
+            "--model is needed: a pipeline has the autoencoder and the noise schedule of model.json. Give the "
+            "model.json that the weights were trained with."
         )
     model = model_config_from_mapping(state.facts["model"], "model.json")
     (_write_image_pipeline if isinstance(model.predictor, JointConfig) else _write_dit_pipeline)(path, state, model)
@@ -64,7 +64,7 @@ def _write_json(file: Path, content: Mapping[str, Any], sort_keys: bool = False)
 
 
 def _refused(what: str, reason: str) -> ConfigError:
-    return ConfigError(what, reason, _NETWORK_ALONE)
+    return ConfigError(f"{what}: {reason}. {_NETWORK_ALONE}")
 
 
 # --- DiTPipeline ------------------------------------------------------------------------------------------------------
@@ -93,14 +93,14 @@ def _write_dit_pipeline(path: Path, state: State, model: ModelConfig) -> None:
 def _check_dit(model: ModelConfig) -> None:
     """Raise ConfigError for a model that DiTPipeline would not sample as here."""
     if not isinstance(model.predictor, DiTConfig):
-        what, cure = f"predictor.model_id = {model.predictor.model_id!r}", "convert to safetensors, .pt or .ckpt"
-        raise ConfigError(what, "has no pipeline here", cure)
+        what, cure = f"predictor.model_id = {model.predictor.model_id!r}", "Convert to safetensors, .pt or .ckpt."
+        raise ConfigError(f"{what} has no pipeline here. {cure}")
     check_options(model.predictor)
     if not isinstance(model.diffusion, GaussianDiffusionConfig):
         raise ConfigError(
-            f"diffusion.model_id = {model.diffusion.model_id!r}",
-            "diffusers' DiTPipeline samples by Gaussian diffusion: with flow matching it would generate noise",
-            "convert the network alone (--to diffusers); mm-dit init --diffusion gaussian_diffusion makes one for it",
+            f"diffusion.model_id = {model.diffusion.model_id!r}: diffusers' DiTPipeline samples by Gaussian "
+            "diffusion: with flow matching it would generate noise. Convert the network alone (--to diffusers); "
+            "mm-dit init --diffusion gaussian_diffusion makes one for it."
         )
     if model.ae.diffusers_class != _PARTS["vae"]:
         raise _refused(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE")
@@ -112,10 +112,10 @@ def _check_dit(model: ModelConfig) -> None:
     last = diffusers_dit.UNCONDITIONAL_CLASS
     if num_classes > last or not model.predictor.conditions.has_unconditional:
         raise ConfigError(
-            f"predictor.num_classes = {num_classes}, class_dropout_prob = {dropout:g}",
-            f"diffusers' DiTPipeline always takes class {last} as the unconditional one. It fits networks of up to "
-            f"{last} classes with an unconditional class; others it would guide by a class, or fail",
-            "convert the network alone (--to diffusers), and pass the unconditional class in a custom pipeline",
+            f"predictor.num_classes = {num_classes}, class_dropout_prob = {dropout:g}: diffusers' DiTPipeline always "
+            f"takes class {last} as the unconditional one. It fits networks of up to {last} classes with an "
+            "unconditional class; others it would guide by a class, or fail. Convert the network alone (--to "
+            "diffusers), and pass the unconditional class in a custom pipeline."
         )
 
 

@@ -54,7 +54,7 @@ _BLOCK = 128
 _ROTATION = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.float32) / 2
 """ConvRot's matrix for groups of 4; larger groups have its Kronecker powers. Each is its own inverse."""
 _MAX_GROUP = 4096
-_CURE = "use a file in bfloat16, or in ComfyUI's float8 or int8"
+_CURE = "Use a file in bfloat16, or in ComfyUI's float8 or int8."
 
 
 def read_formats(marks: Mapping[str, np.ndarray], metadata: Mapping[str, str], what: str) -> Formats:
@@ -87,7 +87,7 @@ def _parsed(text: str | bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise CheckpointError(what, "does not hold a JSON object", "copy or download the file again")
+        raise CheckpointError(f"{what} does not hold a JSON object. Copy or download the file again.")
     return content
 
 
@@ -198,7 +198,7 @@ def _needs_scale(tensor: Quantized) -> bool:
 
 
 def _refused(what: str, reason: str) -> CheckpointError:
-    return CheckpointError(what, reason, _CURE)
+    return CheckpointError(f"{what}: {reason}. {_CURE}")
 
 
 def _rotation(size: int) -> np.ndarray:
@@ -218,4 +218,4 @@ def _fitted(scale: np.ndarray, shape: tuple[int, ...], what: str) -> np.ndarray:
         return scale.repeat(_BLOCK, 0)[: shape[0]].repeat(_BLOCK, 1)[:, : shape[1]]
     if shape and scale.size == shape[0]:
         return scale.reshape(shape[0], *(1 for _ in shape[1:]))
-    raise CheckpointError(what, f"has a scale of shape {scale.shape} for a weight of {shape}", "copy the file again")
+    raise CheckpointError(f"{what} has a scale of shape {scale.shape} for a weight of {shape}. Copy the file again.")

@@ -57,13 +57,13 @@ def extract_trees(content: Any, path: str | Path) -> dict[str, Arrays]:
     Raises CheckpointError if it holds none.
     """
     if not isinstance(content, Mapping):
-        raise CheckpointError(str(path), f"holds a {type(content).__name__}, not a dict")
+        raise CheckpointError(f"{path} holds a {type(content).__name__}, not a dict.")
     trees = {n: content[key] for n, keys in _TREES.items() for key in keys[::-1] if isinstance(content.get(key), dict)}
     if not trees and content and all(isinstance(value, np.ndarray) for value in content.values()):
         trees = {"model": content}
     if not trees:
         keys = ", ".join(map(str, list(content)[:8]))
-        raise CheckpointError(str(path), f"holds no weights; its keys are: {keys}")
+        raise CheckpointError(f"{path} holds no weights; its keys are: {keys}.")
     if len(trees) == 1 and len(parts := _parts(trees.get("model", {}))) > 1:  # a module of both, as Lightning saves it
         return extract_trees(parts, path)
     return {name: plain(weights, path) for name, weights in trees.items()}
@@ -86,9 +86,7 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     weights = {str(name): array for name, array in weights.items() if name not in _COUNTS}
     for name, array in weights.items():
         if not isinstance(array, np.ndarray):
-            raise CheckpointError(
-                f"{path}: {shorten_repr(name)}", "is no tensor that is read here", "save weights alone"
-            )
+            raise CheckpointError(f"{path}: {shorten_repr(name)} is no tensor that is read here. Save weights alone.")
     weights = {name: weights[name] for name in network_tensor_names(weights)}
     check_are_floats(weights, str(path))
     while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
@@ -111,9 +109,8 @@ def _check_table(name: str, table: np.ndarray) -> None:
     ours = rotary_tables_2d(table.shape[-1], side)[_TABLES[name]].repeat(2, axis=1) if side else np.zeros(0)
     if ours.shape != table.shape or np.abs(ours - table).max() > _TABLE_ERROR:
         raise CheckpointError(
-            name,
-            "is not the table of rotary positions of a square of patches, counted from 0, which is computed here",
-            "weights that were trained with other positions cannot be used",
+            f"{name} is not the table of rotary positions of a square of patches, counted from 0, which is computed "
+            "here. Weights that were trained with other positions cannot be used."
         )
 
 
@@ -197,7 +194,7 @@ def _format_names(names: Collection[str]) -> list[str]:
 def check_named(named: Collection[str], arrays: Arrays, index: Path) -> None:
     """Raise CheckpointError if no file has a tensor that the ``index`` of them names."""
     if missing := sorted(set(named) - arrays.keys()):
-        raise CheckpointError(str(index), f"names {missing[0]}, which no file has", "copy the folder again")
+        raise CheckpointError(f"{index} names {missing[0]}, which no file has. Copy the folder again.")
 
 
 def _object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]:
@@ -205,9 +202,9 @@ def _object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]
     try:
         content = json.loads(metadata.get(key, "{}"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(str(path), f"cannot be read: {key!r} of its __metadata__ is not JSON: {error}") from None
+        raise CheckpointError(f"{path} cannot be read: {key!r} of its __metadata__ is not JSON: {error}.") from None
     if not isinstance(content, dict):
-        raise CheckpointError(str(path), f"cannot be read: {key!r} of its __metadata__ is no object in JSON")
+        raise CheckpointError(f"{path} cannot be read: {key!r} of its __metadata__ is no object in JSON.")
     return content
 
 
@@ -223,7 +220,7 @@ def _write_original(path: Path, state: State) -> None:
     if not state.is_autoencoder:
         kind = infer_predictor(shapes_of(state.weights), state.facts, state.predictor).model_id
     if kind not in FAMILIES:
-        raise ConfigError("--to original", f"there are no other names for {kind} here", "leave --to out")
+        raise ConfigError(f"--to original: there are no other names for {kind} here. Leave --to out.")
     _write_safetensors(path, state.with_trees({"model": to_original_names(state.weights, FAMILIES[kind])}))
 
 

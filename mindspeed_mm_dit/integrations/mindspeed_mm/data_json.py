@@ -49,7 +49,7 @@ def _check_only(section: Any, where: str, only: Mapping[str, tuple[object, str]]
     for name, (value, why) in only.items():
         actual = getattr(section, name)
         if actual != value:
-            raise ConfigError(f"{where}.{name} = {json.dumps(actual)}", why, f"write {json.dumps(value)}")
+            raise ConfigError(f"{where}.{name} = {json.dumps(actual)}: {why}. Write {json.dumps(value)}.")
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,11 @@ class Files:
         try:
             lines = [line for line in lines_of(read_bytes(Path(self.data_path)).decode()) if line.strip()]
         except (UnusableFile, UnicodeDecodeError) as problem:
-            raise ConfigError(what, str(problem), "correct the path") from None
+            raise ConfigError(f"{what}: {problem}. Correct the path.") from None
         if len(lines) != 1 or lines[0].count(",") != 1:
-            raise ConfigError(what, f"has {len(lines)} lines; it must have one, FOLDER,ANNOTATION",
-                              "join the annotations")  # fmt: skip
+            raise ConfigError(
+                f"{what} has {len(lines)} lines; it must have one, FOLDER,ANNOTATION. Join the annotations."
+            )  # fmt: skip
         folder, _, annotation = lines[0].partition(",")
         return folder.strip(), annotation.strip()
 
@@ -132,8 +133,9 @@ class Processor:
         where = "dataset_param.preprocess_parameters"
         _check_only(self, where, ONLY_OF_PROCESSOR)
         if self.drop_short_ratio not in (0, 1):
-            raise ConfigError(f"{where}.drop_short_ratio = {self.drop_short_ratio:g}", "would drop clips at random",
-                              "set it to 0 or 1")  # fmt: skip
+            raise ConfigError(
+                f"{where}.drop_short_ratio = {self.drop_short_ratio:g} would drop clips at random. Set it to 0 or 1."
+            )  # fmt: skip
         for name, most in (
             ("num_frames", MAX_FRAMES),
             ("min_num_frames", self.num_frames),
@@ -141,19 +143,18 @@ class Processor:
         ):
             check_between(f"{where}.{name}", getattr(self, name), 1, most)
         if not self.vae_scale_factor or self.vae_scale_factor[0] < 1:
-            raise ConfigError(
-                f"{where}.vae_scale_factor = {self.vae_scale_factor}", "must be positive", "write [4, 8, 8]"
-            )
+            raise ConfigError(f"{where}.vae_scale_factor = {self.vae_scale_factor} must be positive. Write [4, 8, 8].")
         if not self.force_resolution and self.max_hxw is None:
-            raise ConfigError(f"{where}.max_hxw", "is missing, and required with force_resolution = false")
+            raise ConfigError(f"{where}.max_hxw is missing, and required with force_resolution = false.")
 
     def shapes(self) -> dict[str, Any]:
         """Return our keys of ``dataset_param`` for frames, heights and widths."""
         if self.force_resolution:
             if not self.drop_short_ratio:
-                what = "dataset_param.preprocess_parameters.force_resolution = true"
-                why = "and drop_short_ratio = 0: clips of several lengths and one size"
-                raise ConfigError(what, why, "name dataset_param.buckets")
+                raise ConfigError(
+                    "dataset_param.preprocess_parameters.force_resolution = true: and drop_short_ratio = 0: clips "
+                    "of several lengths and one size. Name dataset_param.buckets."
+                )
             return {"num_frames": self._frames()[-1], "max_height": self.max_height, "max_width": self.max_width}
         budget = {
             "frames": self._frames(), "area": self.max_hxw, "multiple_of": math.lcm(self.hw_stride, WAN_PATCH),
@@ -231,21 +232,25 @@ class Loader:
         _check_only(self, "dataloader_param", ONLY_OF_LOADER)
         if self.dataloader_mode not in ("sampler", "base"):
             why = REFUSED_MODES.get(self.dataloader_mode, "is not one of its modes")
-            raise ConfigError(f"dataloader_param.dataloader_mode = {self.dataloader_mode!r}", why,
-                              "use sampler, and dataset_param.buckets for several shapes")  # fmt: skip
+            raise ConfigError(
+                f"dataloader_param.dataloader_mode = {self.dataloader_mode!r}: {why}. Use sampler, and "
+                "dataset_param.buckets for several shapes."
+            )  # fmt: skip
         if self.dataloader_mode == "sampler" and self.sampler_type not in SAMPLERS:
             why = REFUSED_SAMPLERS.get(self.sampler_type, "is not one of its samplers")
-            raise ConfigError(f"dataloader_param.sampler_type = {self.sampler_type!r}", why,
-                              f"use one of {', '.join(SAMPLERS)}")  # fmt: skip
+            raise ConfigError(
+                f"dataloader_param.sampler_type = {self.sampler_type!r}: {why}. Use one of {', '.join(SAMPLERS)}."
+            )  # fmt: skip
 
 
 def translated(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a data.json with MindSpeed-MM's sections translated to ours. Raises ConfigError."""
     result, samples, loader = dict(content), content.get("dataset_param"), content.get("dataloader_param")
     if isinstance(samples, dict) and samples.get("dataset_type") == "feature":
-        raise ConfigError(f"{where}: dataset_param.dataset_type = 'feature'", "its pickled features are not "
-                          "supported here", 'write the "t2v" section that they were extracted from; '
-                          "mm-dit cache-latents caches latents and texts")  # fmt: skip
+        raise ConfigError(
+            f"{where}: dataset_param.dataset_type = 'feature': its pickled features are not supported here. Write "
+            'the "t2v" section that they were extracted from; mm-dit cache-latents caches latents and texts.'
+        )  # fmt: skip
     if isinstance(samples, dict) and samples.get("dataset_type") == "t2v":
         result["dataset_param"] = _clips(samples, where)
     if isinstance(loader, dict) and "dataloader_mode" in loader:

@@ -160,5 +160,4 @@ def check_supported(args: RunConfig, route: Route, resumes: bool) -> None:
             continue
         text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         what = row.word if value is True else f"{row.word} = {text}"
-        reason = f"is not supported in this host: {HOST_NAMES[route]} {meaning.reason}"
-        raise ConfigError(what, reason, meaning.cure)
+        raise ConfigError(f"{what} is not supported in this host: {HOST_NAMES[route]} {meaning.reason}. {meaning.cure}")

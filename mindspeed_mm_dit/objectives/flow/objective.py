@@ -26,7 +26,7 @@ class Tolerances:
         for name in ("rtol", "atol"):
             if not 1e-7 <= getattr(self, name) <= 1:
                 raise ConfigError(
-                    f"--{name} = {getattr(self, name)}", "must lie between 1e-7, which float32 keeps, and 1"
+                    f"--{name} = {getattr(self, name)} must lie between 1e-7, which float32 keeps, and 1."
                 )
 
 

@@ -106,7 +106,7 @@ class DiffusionCoefficient:
     def __post_init__(self) -> None:
         check_between("--norm", self.norm, 0.0, _MOST_NORM)
         if not 0 < self.last_step_size < 1:
-            raise ConfigError(f"--last-step-size = {self.last_step_size}", "must lie between 0 and 1")
+            raise ConfigError(f"--last-step-size = {self.last_step_size} must lie between 0 and 1.")
 
     def at(self, t: np.ndarray, point: PathPoint) -> np.ndarray:
         """Return D(t), float64 in the shape of ``t``; ``point``: the path at ``t``."""

@@ -141,17 +141,18 @@ def sde_times(
     """
     check_steps(config, steps, diffusion)
     if config.sample_schedule is not None:
-        what = f"diffusion.sample_schedule = {config.sample_schedule!r}"
-        raise ConfigError(what, "is for samplers without noise", "use --sampler euler, or drop it")
+        raise ConfigError(
+            f"diffusion.sample_schedule = {config.sample_schedule!r} is for samplers without noise. Use --sampler "
+            "euler, or drop it."
+        )
     even = steps - (diffusion.last_step is not None)
     if even < 1:
-        raise ConfigError(f"--steps = {steps}", "leaves no step before the last one", "use 2 or more")
+        raise ConfigError(f"--steps = {steps} leaves no step before the last one. Use 2 or more.")
     times = sampling_times(config, even, shape, diffusion.last_step_size if diffusion.last_step else 0.0)
     if not np.isfinite(diffusion.at(times[:1], point_at(config, times[:1]))).all():
         raise ConfigError(
-            f"--form = {diffusion.form}",
-            f"is infinite at t = {times[0]:g}, where sampling on path {config.path!r} begins",
-            "use another form, such as sigma, or a model.json with diffusion.sample_eps 0.001",
+            f"--form = {diffusion.form} is infinite at t = {times[0]:g}, where sampling on path {config.path!r} "
+            "begins. Use another form, such as sigma, or a model.json with diffusion.sample_eps 0.001."
         )
     return times
 
@@ -165,10 +166,9 @@ def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Dif
         gain = diffusion.at(end, point) * q / (point.sigma**2 - q * point.sigma * point.d_sigma)
     if config.prediction_type in ("velocity", "data") and not abs(gain[0]) < _MAX_GAIN:
         raise ConfigError(
-            f"--last-step = {diffusion.last_step}",
-            f"sde-heun needs the score at t = {end[0]:g}, where predicted {config.prediction_type} has none on path "
-            f"{config.path!r}",
-            "use Mean, Tweedie or Euler, or --sampler sde-euler",
+            f"--last-step = {diffusion.last_step}: sde-heun needs the score at t = {end[0]:g}, where predicted "
+            f"{config.prediction_type} has none on path {config.path!r}. Use Mean, Tweedie or Euler, or --sampler "
+            "sde-euler."
         )
 
 

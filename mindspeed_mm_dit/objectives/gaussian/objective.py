@@ -29,7 +29,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ConfigError(f"--clip = {self.clip}", "must be a positive number")
+            raise ConfigError(f"--clip = {self.clip} must be a positive number.")
 
 
 def _draws(config: GaussianDiffusionConfig, seed: int, sample_indices: np.ndarray, shape: tuple[int, ...]) -> Arrays:

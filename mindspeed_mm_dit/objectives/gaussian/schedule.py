@@ -28,7 +28,7 @@ def make_betas(noise_schedule: str, num_train_timesteps: int) -> np.ndarray:
         ]
         return np.array([min(1 - after / before, 0.999) for before, after in pairwise(alpha_bar)])
     raise ConfigError(
-        f"diffusion.noise_schedule = {noise_schedule!r}", "unknown schedule", "use linear or squaredcos_cap_v2"
+        f"diffusion.noise_schedule = {noise_schedule!r}: unknown schedule. Use linear or squaredcos_cap_v2."
     )
 
 
@@ -144,7 +144,7 @@ def respaced_steps(num_train_timesteps: int, respacing: str) -> np.ndarray:
     """
     counts = respacing.removeprefix("ddim").split(",")
     if not all(count.isdigit() and int(count) > 0 for count in counts):
-        raise ConfigError(f"respacing = {respacing!r}", "has an unknown format", "write 250, ddim50 or 10,20,30")
+        raise ConfigError(f"respacing = {respacing!r} has an unknown format. Write 250, ddim50 or 10,20,30.")
     if respacing.startswith("ddim"):
         return _strided(num_train_timesteps, int(counts[0]))
     sections = np.array_split(np.arange(num_train_timesteps), len(counts))
@@ -158,15 +158,14 @@ def _strided(num_train_timesteps: int, steps: int) -> np.ndarray:
         if len(chosen) == steps:
             return chosen
     raise ConfigError(
-        f"--steps = {steps}",
-        f"no whole stride visits {steps} of {num_train_timesteps} timesteps",
-        f"use a divisor of {num_train_timesteps}, or the ddpm sampler",
+        f"--steps = {steps}: no whole stride visits {steps} of {num_train_timesteps} timesteps. Use a divisor of "
+        f"{num_train_timesteps}, or the ddpm sampler."
     )
 
 
 def _check_at_most(timesteps: int, steps: int) -> None:
     if steps > timesteps:
-        raise ConfigError(f"--steps = {steps}", f"is more than the {timesteps} timesteps there are", "use fewer")
+        raise ConfigError(f"--steps = {steps} is more than the {timesteps} timesteps there are. Use fewer.")
 
 
 def _evenly(section: np.ndarray, steps: int) -> np.ndarray:

@@ -35,9 +35,8 @@ class MeanFlow(nn.Module):
     def loss(self, *args: Tensor) -> Tensor:
         """Raise ConfigError: one output of the network is not enough."""
         raise ConfigError(
-            "diffusion.model_id = 'mean_flow'",
-            "needs several calls of the network for its loss, and this host makes one",
-            "train with pretrain_dit.py, standalone or inside Megatron",
+            "diffusion.model_id = 'mean_flow' needs several calls of the network for its loss, and this host makes "
+            "one. Train with pretrain_dit.py, standalone or inside Megatron."
         )
 
     def losses(

@@ -107,30 +107,32 @@ def _check_flags(args: argparse.Namespace) -> None:
         reason = (
             f"{' and '.join(f'--{flag}' for flag in sources)} exclude each other" if sources else "nothing to score"
         )
-        raise ConfigError("mm-dit evaluate", reason, "give one of --checkpoint, --samples and --statistics")
+        raise ConfigError(f"mm-dit evaluate: {reason}. Give one of --checkpoint, --samples and --statistics.")
 
     check_between("--num", args.num, 1, MAX_IMAGES)
     check_between("--batch-size", args.batch_size, 1, MAX_IMAGES)
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 1, 1 << 14)
     if args.size is not None and not args.checkpoint:
-        raise ConfigError(f"--size = {args.size}", "is for images that a model generates", "leave it out")
+        raise ConfigError(f"--size = {args.size} is for images that a model generates. Leave it out.")
     if args.inception and args.ai_framework != "pytorch":
-        cure = "score samples.npz with --samples where PyTorch is, without --ai-framework"
-        raise ConfigError(f"--inception = {args.inception}", "is a network of PyTorch", cure)
+        raise ConfigError(
+            f"--inception = {args.inception} is a network of PyTorch. Score samples.npz with --samples where PyTorch "
+            "is, without --ai-framework."
+        )
     if args.statistics:
         if not args.inception:
-            raise ConfigError("--statistics", "are made with --inception", INCEPTION)
+            raise ConfigError(f"--statistics are made with --inception. {INCEPTION}")
         if not args.output.lower().endswith(".npz"):
-            raise ConfigError(f"--output = {args.output}", "of --statistics is an .npz", "name one")
+            raise ConfigError(f"--output = {args.output}: of --statistics is an .npz. Name one.")
         check_output_file("--output", args.output)
         return
     if not args.reference:
-        raise ConfigError("--reference", "is needed", "name ADM's .npz, a folder of real images, or digits")
+        raise ConfigError("--reference is needed. Name ADM's .npz, a folder of real images, or digits.")
 
     if args.reference == DIGITS and args.inception:
         reason = f"is not used: a classifier of digits scores --reference {DIGITS}"
-        raise ConfigError(f"--inception = {args.inception}", reason, "leave it out")
+        raise ConfigError(f"--inception = {args.inception}: {reason}. Leave it out.")
     check_output_folder("--output", args.output, make=False)
 
 

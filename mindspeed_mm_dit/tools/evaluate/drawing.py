@@ -111,12 +111,15 @@ class Shards:
         stored, current, what = without_folders(read_drawing(folder)), drawing.as_json(), f"--output = {folder}"
         if stored is None:
             if self.joined.exists() or any(folder.glob(f"{ENTRIES}/*.npy")):
-                raise ConfigError(what, f"holds images, but no {DRAWING} that describes them", "name another folder")
+                raise ConfigError(f"{what} holds images, but no {DRAWING} that describes them. Name another folder.")
         elif stored != current:
             differ = [name for name in sorted({*stored, *current}) if stored.get(name) != current.get(name)]
             words = [f"{name} was {stored.get(name)!r}, is {current.get(name)!r}" for name in differ if name != "model"]
-            reason = f"holds images of another evaluation: {'; '.join(words) or 'model.json or --size is another'}"
-            raise ConfigError(what, reason, "name another folder, or repeat its settings to continue it")
+            raise ConfigError(
+                f"{what} holds images of another evaluation: "
+                f"{'; '.join(words) or 'model.json or --size is another'}. Name another folder, or repeat its "
+                "settings to continue it."
+            )
 
     def begin(self) -> None:
         """Create the folder and write drawing.json; call this on one rank only."""
@@ -154,9 +157,10 @@ class Shards:
         Equal images give equal bytes: no time is stored. Raises DataError if a file is missing or incomplete.
         """
         if missing := self.missing():
-            what = f"{self.folder}/{ENTRIES}"
-            reason = f"lacks {len(missing)} of its files, {self._path(missing[0]).name} first"
-            raise DataError(what, reason, "every rank must see the same --output: use a disk that all machines share")
+            raise DataError(
+                f"{self.folder}/{ENTRIES} lacks {len(missing)} of its files, {self._path(missing[0]).name} first. "
+                "Every rank must see the same --output: use a disk that all machines share."
+            )
         if not self.joined.exists():
             replace_file(self.joined, lambda aside: self._write_joined(aside, labels))
         shutil.rmtree(self.folder / ENTRIES, ignore_errors=True)
@@ -176,14 +180,14 @@ class Shards:
         for shard in self._all():
             images = self._load(shard)
             if images.shape != (len(self.numbers(shard)), *shape) or images.dtype != np.uint8:
-                raise DataError(str(self._path(shard)), f"holds {images.shape} {images.dtype}", "remove it, run again")
+                raise DataError(f"{self._path(shard)} holds {images.shape} {images.dtype}. Remove it, run again.")
             yield images
 
     def _load(self, shard: int) -> np.ndarray:
         try:
             return np.load(self._path(shard), allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
-            raise DataError(str(self._path(shard)), f"is damaged: {error}", "remove it, and run again") from None
+            raise DataError(f"{self._path(shard)} is damaged: {error}. Remove it, and run again.") from None
 
     def _path(self, shard: int) -> Path:
         return self.folder / ENTRIES / f"{shard:06d}.npy"
@@ -252,7 +256,7 @@ class Work:
         else:
             num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
         if args.prompts is not None and not of_captions:
-            raise ConfigError(f"--prompts = {args.prompts}", "this model is conditioned on classes", "leave it out")
+            raise ConfigError(f"--prompts = {args.prompts}: this model is conditioned on classes. Leave it out.")
         request = request_of(args)
         config = resized(config, None, request.size)
         request = with_defaults(request, config, cfg_scale=PUBLISHED_CFG_SCALE)
@@ -271,15 +275,15 @@ def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     """Return the prompts in the file of --prompts, checked against the text encoders."""
     if args.reference == "digits":
         raise ConfigError(
-            "--reference = digits",
-            "is for class-conditional models, and this one is text-conditional",
-            "a run on captioned_digits prints its score at the end (--report)",
+            "--reference = digits is for class-conditional models, and this one is text-conditional. A run on "
+            "captioned_digits prints its score at the end (--report)."
         )
     from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 
     if args.prompts is None:
-        cure = "name a text file with one prompt per line"
-        raise ConfigError("--prompts", "is missing: this model is conditioned on text", cure)
+        raise ConfigError(
+            "--prompts is missing: this model is conditioned on text. Name a text file with one prompt per line."
+        )
     prompts = read_prompts("--prompts", args.prompts)
     check_prompts(config, prompts, "--prompts")
     return prompts
@@ -333,9 +337,8 @@ def _check_disk_space(args: argparse.Namespace, config: ModelConfig, shards: Sha
     need, free = 2 * args.num * math.prod(shape_of(config)), shutil.disk_usage(existing).free
     if need > free + sum(file.stat().st_size for file in shards.folder.glob("images/*.npy")):
         raise ConfigError(
-            f"--output = {args.output}",
-            f"{args.num:,} images need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
-            "name a folder on a larger disk, or generate fewer",
+            f"--output = {args.output}: {args.num:,} images need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} "
+            "GiB are free. Name a folder on a larger disk, or generate fewer."
         )
 
 
@@ -372,6 +375,8 @@ def read_samples(work: Work) -> ImageSet:
     """Return the images of samples.npz; raises ConfigError if their number is wrong."""
     samples = open_image_set("--output", work.shards.joined)
     if samples.count != work.shards.drawing.num:
-        words = f"holds {samples.count:,} images, and {work.shards.drawing.num:,} were requested"
-        raise ConfigError(samples.what, words, "remove the file, and run again")
+        raise ConfigError(
+            f"{samples.what} holds {samples.count:,} images, and {work.shards.drawing.num:,} were requested. Remove "
+            "the file, and run again."
+        )
     return samples

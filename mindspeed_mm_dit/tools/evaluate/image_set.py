@@ -108,9 +108,11 @@ def open_image_set(
         check_file(path)
     except UnusableFile as problem:
         words = "there is no such file or folder" if not os.path.lexists(path) else str(problem)
-        raise ConfigError(what, words, f"{suggest_path(path, 'digits')}name an .npz or a folder of images") from None
+        raise ConfigError(
+            f"{what}: {words}. {suggest_path(path, 'digits')}name an .npz or a folder of images."
+        ) from None
     if not zipfile.is_zipfile(path):
-        raise DataError(what, "is no .npz, or is cut short", "name a file that np.savez wrote, or a folder of images")
+        raise DataError(f"{what} is no .npz, or is cut short. Name a file that np.savez wrote, or a folder of images.")
     return _Npz(what, path).images()
 
 
@@ -134,7 +136,7 @@ class _Npz:
                 sha256 = self._inception_sha256()
                 return ImageSet(self._what, 0, (0, 0, 0), no_images, statistics=statistics, inception_sha256=sha256)
             names = ", ".join(sorted(self._names)) or "nothing"
-            raise DataError(self._what, f"holds {names}, and neither images ({IMAGES}) nor statistics (mu, sigma)")
+            raise DataError(f"{self._what} holds {names}, and neither images ({IMAGES}) nor statistics (mu, sigma).")
         shape = self._image_shape()
         resized, jpegs = self._scaled_and_jpegs()
         labels, sha256, grey = self._labels(shape[0]), self._inception_sha256(), shape[0] if shape[3] == 1 else 0
@@ -145,20 +147,22 @@ class _Npz:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
             shape, fortran, dtype = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
         if dtype != np.uint8:
-            raise DataError(f"{self._what}: {IMAGES}", f"has the dtype {dtype}, expected uint8", "save 0 ... 255")
+            raise DataError(f"{self._what}: {IMAGES} has the dtype {dtype}, expected uint8. Save 0 ... 255.")
         if len(shape) != 4 or shape[3] not in (1, 3) or min(shape) < 1:
             raise DataError(
-                f"{self._what}: {IMAGES}", f"has the shape {shorten_repr(shape)}, expected (N, height, width, 3 or 1)"
+                f"{self._what}: {IMAGES} has the shape {shorten_repr(shape)}, expected (N, height, width, 3 or 1)."
             )
         if fortran:
-            raise DataError(f"{self._what}: {IMAGES}", "is in Fortran's order", "write it again with np.savez")
+            raise DataError(f"{self._what}: {IMAGES} is in Fortran's order. Write it again with np.savez.")
         if shape[1] * shape[2] >= MAX_SCALED_PIXELS:
-            reason = f"holds images of {shape[1]:,} x {shape[2]:,} pixels, more than {MAX_SCALED_PIXELS:,}"
-            raise DataError(f"{self._what}: {IMAGES}", reason, "scale them down")
+            raise DataError(
+                f"{self._what}: {IMAGES} holds images of {shape[1]:,} x {shape[2]:,} pixels, more than "
+                f"{MAX_SCALED_PIXELS:,}. Scale them down."
+            )
         try:
             check_unfolded(self._path.stat().st_size, math.prod(shape))
         except UnusableFile as problem:
-            raise DataError(f"{self._what}: {IMAGES}", str(problem), "write it with np.savez, uncompressed") from None
+            raise DataError(f"{self._what}: {IMAGES}: {problem}. Write it with np.savez, uncompressed.") from None
         self._check_whole()
         return shape  # type: ignore[return-value]
 
@@ -169,7 +173,7 @@ class _Npz:
                 while member.read(1 << 24):
                     pass
         except UNREADABLE as error:
-            raise DataError(f"{self._what}: {IMAGES}", f"is damaged: {error_text(error)}", "copy it again") from None
+            raise DataError(f"{self._what}: {IMAGES} is damaged: {error_text(error)}. Copy it again.") from None
 
     def _batches(self, size: int) -> Iterator[np.ndarray]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
@@ -186,11 +190,11 @@ class _Npz:
         labels = self._array(LABELS)
         if labels.shape != (count,) or labels.dtype.kind not in "iu":
             raise DataError(
-                f"{self._what}: {LABELS}",
-                f"has the shape {shorten_repr(labels.shape)} and dtype {labels.dtype}, expected ({count},) of integers",
+                f"{self._what}: {LABELS} has the shape {shorten_repr(labels.shape)} and dtype {labels.dtype}, "
+                f"expected ({count},) of integers."
             )
         if labels.min() < 0:
-            raise DataError(f"{self._what}: {LABELS}", f"holds {labels.min()}, and labels are numbered from 0")
+            raise DataError(f"{self._what}: {LABELS} holds {labels.min()}, and labels are numbered from 0.")
         return labels.astype(np.int64)
 
     def _statistics(self) -> dict[str, Gaussian] | None:
@@ -202,12 +206,11 @@ class _Npz:
         what, width = f"{self._what}: {mean_name}, {covariance_name}", WIDTHS[mean_name]
         if (mean.shape, covariance.shape) != ((width,), (width, width)) or not _are_real(mean, covariance):
             raise DataError(
-                what,
-                f"are {mean.shape} {mean.dtype} and {covariance.shape} {covariance.dtype}, expected ({width},) and "
-                f"({width}, {width}) of real numbers: they are of another network",
+                f"{what} are {mean.shape} {mean.dtype} and {covariance.shape} {covariance.dtype}, expected "
+                f"({width},) and ({width}, {width}) of real numbers: they are of another network."
             )
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-            raise DataError(what, "hold numbers that are not finite", "copy or make the file again")
+            raise DataError(f"{what} hold numbers that are not finite. Copy or make the file again.")
         return Gaussian(mean.astype(np.float64), covariance.astype(np.float64))
 
     def _inception_sha256(self) -> str:
@@ -221,17 +224,15 @@ class _Npz:
         try:
             return read_npz(self._path, [name])[name]
         except UnusableFile as problem:
-            raise DataError(f"{self._what}: {name}", str(problem), "copy it again") from None
+            raise DataError(f"{self._what}: {name}: {problem}. Copy it again.") from None
 
     def _header(self, member: IO[bytes], size: int) -> Header:
         try:
             return read_header(member, size)
         except UnusableFile as problem:
-            raise DataError(f"{self._what}: {IMAGES}", str(problem), "write it again with np.savez") from None
+            raise DataError(f"{self._what}: {IMAGES}: {problem}. Write it again with np.savez.") from None
         except UNREADABLE as error:
-            raise DataError(
-                f"{self._what}: {IMAGES}", f"cannot be read: {error_text(error)}", "copy it again"
-            ) from None
+            raise DataError(f"{self._what}: {IMAGES} cannot be read: {error_text(error)}. Copy it again.") from None
 
 
 def _are_real(*arrays: np.ndarray) -> bool:
@@ -249,20 +250,20 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
     in_folders = [path for path in paths if path.parent != folder]
     paths = in_folders if by_class and in_folders else paths
     if not paths:
-        raise DataError(what, "holds no images", "name a folder of images, or an .npz")
+        raise DataError(f"{what} holds no images. Name a folder of images, or an .npz.")
     size = _size_of(what, paths[0]) if image_size is None else height_and_width(image_size)
     looks = check_image_files(paths, size, decode=skip_bad and len(paths) <= DECODE_CHECK_LIMIT)
     bad = [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]
     if bad and not (skip_bad and len(bad) < len(paths)):
         raise DataError(
-            f"{bad[0][0]} {bad[0][1]}", f"{len(bad)} of {len(paths)} images cannot be scored", "repair or remove them"
+            f"{bad[0][0]} {bad[0][1]}: {len(bad)} of {len(paths)} images cannot be scored. Repair or remove them."
         )
     paths = [path for path, look in zip(paths, looks) if look.problem is None]
     looks = [look for look in looks if look.problem is None]
     off = [path for path, look in zip(paths, looks) if (look.height, look.width) != size]
     if off and image_size is None:
         square = " x ".join(map(str, size))
-        raise DataError(what, f"{off[0].name} is not {square} as {paths[0].name} is", "add --image-size")
+        raise DataError(f"{what}: {off[0].name} is not {square} as {paths[0].name} is. Add --image-size.")
     labels, classes = _labels_of(folder, paths) if by_class else (None, ())
     return ImageSet(
         what,
@@ -282,9 +283,9 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
 def _size_of(what: str, path: Path) -> Size:
     (look,) = check_image_files([path], 1, decode=False)
     if look.problem is not None:
-        raise DataError(str(path), look.problem, "repair or remove it")
+        raise DataError(f"{path}: {look.problem}. Repair or remove it.")
     if look.width != look.height:
-        raise DataError(what, f"{path.name} is {look.width} x {look.height}, no square", "add --image-size")
+        raise DataError(f"{what}: {path.name} is {look.width} x {look.height}, no square. Add --image-size.")
     return look.height, look.width
 
 
@@ -297,7 +298,7 @@ def _pixels(path: Path, size: Size) -> np.ndarray:
     try:
         return rearrange(load_pixels(str(path), size, 3), "c h w -> h w c")
     except UnusableFile as problem:
-        raise DataError(str(path), str(problem), "repair or remove it") from None
+        raise DataError(f"{path}: {problem}. Repair or remove it.") from None
 
 
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:

@@ -93,18 +93,20 @@ class ImagesJudge:
         """Raise ConfigError for a reference with statistics only, or with too few images."""
         if not reference.count:
             words = "is needed: the reference holds statistics of the Inception's features, and no images"
-            raise ConfigError("--inception", words, INCEPTION)
+            raise ConfigError(f"--inception: {words}. {INCEPTION}")
         if reference.count < MIN_IMAGES:
             words = f"{reference.count} image(s): scores without --inception need at least {MIN_IMAGES}"
-            raise ConfigError(reference.what, words, "use more")
+            raise ConfigError(f"{reference.what}: {words}. Use more.")
         self._reference = reference
 
     def check(self, images: Candidates) -> None:
         reference = self._reference
         if reference.shape[:2] != images.shape[:2]:
             sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
-            reason = f"has images of {sizes[0]}, and {images.what} of {sizes[1]}"
-            raise ConfigError(reference.what, reason, "score against a reference of the same size")
+            raise ConfigError(
+                f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Score against a "
+                "reference of the same size."
+            )
         check_count(images)
         self._by_class = reference.labels is not None and images.num_labels > 0
         if self._by_class:
@@ -152,19 +154,21 @@ def make_judgement(
 def check_count(images: Candidates) -> None:
     """Raise ConfigError for too few images to score."""
     if images.count < MIN_IMAGES:
-        words = f"{images.count} image(s): variety within a class needs at least {MIN_IMAGES}"
-        raise ConfigError(images.counted_by, words, "use more")
+        raise ConfigError(
+            f"{images.counted_by}: {images.count} image(s): variety within a class needs at least {MIN_IMAGES}. Use "
+            "more."
+        )
 
 
 def _check_classes(reference: ImageSet, images: Candidates) -> None:
     missing = [name for name in images.classes if name not in reference.classes]
     if missing and reference.classes:
         reason = f"has no class {missing[0]!r}, which {images.what} has"
-        raise ConfigError(reference.what, reason, f"its folders are {', '.join(reference.classes[:20])}")
+        raise ConfigError(f"{reference.what} {reason}. Its folders are {', '.join(reference.classes[:20])}.")
     count = len(reference.classes) or int(reference.labels.max()) + 1  # type: ignore[union-attr]
     if images.num_labels > count:
         reason = f"has {images.num_labels} classes, and {reference.what} has {count}"
-        raise ConfigError(images.what, reason, "name a reference of the same classes")
+        raise ConfigError(f"{images.what} {reason}. Name a reference of the same classes.")
 
 
 def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:

@@ -95,7 +95,7 @@ class Inception:
             done += len(batch)
             on_images(len(batch))
         if not (np.isfinite(pool).all() and np.isfinite(spatial).all()):
-            raise CheckpointError("--inception", f"makes features of {images.what} that are not finite")
+            raise CheckpointError(f"--inception makes features of {images.what} that are not finite.")
         return Features(pool, spatial, pool @ ops.numpy(self._network.fc.weight).T)
 
     def of_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,8 +114,10 @@ def _network_class() -> type:
     """Return torch-fidelity's Inception without importing its package, which would needlessly require torchvision."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None:
-        cure = "pip install --no-deps torch-fidelity (what it depends on is here, or not used)"
-        raise PlatformError("--inception", f"needs the package {_PACKAGE}, which is not installed", cure)
+        raise PlatformError(
+            f"--inception needs the package {_PACKAGE}, which is not installed. Run: pip install --no-deps "
+            "torch-fidelity (what it depends on is here, or not used)"
+        )
     if _PACKAGE in sys.modules:
         return importlib.import_module(f"{_PACKAGE}.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
     sys.modules[_PACKAGE] = importlib.util.module_from_spec(spec)  # registered, and not executed
@@ -136,13 +138,13 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
             check_torch_load(file)
             weights = torch.load(file, map_location="cpu", weights_only=True)  # tensors and plain values, no code
     except UnusableFile as problem:
-        raise CheckpointError(what, str(problem), INCEPTION) from None
+        raise CheckpointError(f"{what}: {problem}. {INCEPTION}") from None
     except Exception as error:  # (a damaged file raises anything)
         raise CheckpointError(
-            what, f"holds no weights that can be read without running code: {_reason(error)}", INCEPTION
+            f"{what} holds no weights that can be read without running code: {_reason(error)}. {INCEPTION}"
         ) from None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise CheckpointError(what, "is no dict of tensors, and so no Inception", INCEPTION)
+        raise CheckpointError(f"{what} is no dict of tensors, and so no Inception. {INCEPTION}")
     return weights
 
 
@@ -160,8 +162,10 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
     """Return the network with ``weights``. Its constructor unpickles a file, so it gets one with only these."""
     head = weights.get("fc.weight")
     if head is not None and tuple(head.shape) == (1000, POOL):
-        reason = "is torchvision's Inception, of 1,000 classes: published scores use the features of another network"
-        raise CheckpointError(what, reason, INCEPTION)
+        raise CheckpointError(
+            f"{what} is torchvision's Inception, of 1,000 classes: published scores use the features of another "
+            f"network. {INCEPTION}"
+        )
     held = io.BytesIO()
     torch.save(weights, held)
     held.seek(0)
@@ -169,7 +173,7 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
         return build(_PACKAGE, ["2048"], feature_extractor_weights_path=held)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise CheckpointError(what, f"is no Inception of TensorFlow: {lines[0][:200]}", INCEPTION) from None
+        raise CheckpointError(f"{what} is no Inception of TensorFlow: {lines[0][:200]}. {INCEPTION}") from None
 
 
 REFERENCE_IMAGES = 10_000
@@ -197,12 +201,16 @@ class InceptionJudge:
         reference, ours = self._reference, self._network.sha256
         if reference.count and reference.shape[:2] != images.shape[:2]:
             sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
-            reason = f"has images of {sizes[0]}, and {images.what} of {sizes[1]}"
-            raise ConfigError(reference.what, reason, "score against a reference of the same size")
+            raise ConfigError(
+                f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Score against a "
+                "reference of the same size."
+            )
         if reference.inception_sha256 and reference.inception_sha256 != ours:
             which = f"(sha256 {reference.inception_sha256[:12]}, here {ours[:12]})"
-            cure = "make them again with mm-dit evaluate --statistics, or name the weights they were made with"
-            raise ConfigError(reference.what, f"has statistics by an Inception of other weights {which}", cure)
+            raise ConfigError(
+                f"{reference.what} has statistics by an Inception of other weights {which}. Make them again with "
+                "mm-dit evaluate --statistics, or name the weights they were made with."
+            )
         check_enough(images.counted_by, images.count)
         if reference.statistics is None:
             check_enough(reference.what, reference.count)
@@ -227,7 +235,7 @@ class InceptionJudge:
 def check_enough(what: str, count: int) -> None:
     """Raise ConfigError for a set too small for its images to have neighbours."""
     if count <= NEIGHBOURS:
-        raise ConfigError(what, f"{count} image(s): precision and recall need more than {NEIGHBOURS}", "use more")
+        raise ConfigError(f"{what}: {count} image(s): precision and recall need more than {NEIGHBOURS}. Use more.")
 
 
 def _scores(samples: Features, reference: ImageSet, real: Features | None) -> Scores:

@@ -64,8 +64,10 @@ def find_base(weights: str, vae: str | None, diffusion: str | None) -> Pretraine
     """
     record = PUBLISHED.get(weights)
     if record is None and not Path(weights).exists():
-        reason = "is neither a model name of mm-dit get nor a file or folder"
-        raise ConfigError(f"--from = {weights}", reason, f"{nearest(weights, PUBLISHED)}mm-dit get lists the names")
+        raise ConfigError(
+            f"--from = {weights} is neither a model name of mm-dit get nor a file or folder. "
+            f"{nearest(weights, PUBLISHED)}mm-dit get lists the names."
+        )
     source = read_source(_weights_in(record.folder(WEIGHTS), weights) if record else weights, DiTConfig(32, 1000))
     assert isinstance(source.predictor, DiTConfig)  # (read_source refuses others)
     sections = source.facts.get("model") or (record.sections if record else {})
@@ -135,7 +137,7 @@ def _weights_in(folder: Path, name: str) -> Path:
         return folder
     files = [file for file in folder.glob("*") if any(file.suffix in known.endings for known in FORMATS.values())]
     if len(files) != 1:
-        raise CheckpointError(f"--from = {name}", f"{folder} does not hold its weights", f"mm-dit get {name}")
+        raise CheckpointError(f"--from = {name}: {folder} does not hold its weights. Run: mm-dit get {name}")
     return files[0]
 
 
@@ -145,8 +147,10 @@ def _num_heads(source: SourceWeights) -> int:
     published = {(known["hidden_size"], known["num_layers"]): known["num_heads"] for known in DIT.values()}
     if num_heads := source.num_heads or published.get(sizes):
         return num_heads
-    reason = "does not tell its number of attention heads"
-    raise CheckpointError(f"--from = {source.path}", reason, "name a checkpoint of a run, or a folder of diffusers")
+    raise CheckpointError(
+        f"--from = {source.path} does not tell its number of attention heads. Name a checkpoint of a run, or a "
+        "folder of diffusers."
+    )
 
 
 def _vae_of(source: SourceWeights, needed: list[Path]) -> str | None:
@@ -157,9 +161,10 @@ def _vae_of(source: SourceWeights, needed: list[Path]) -> str | None:
     for candidate in (source.path / "vae", *needed):
         if (candidate / "config.json").is_file():
             return str(candidate)
-    what = f"--from = {source.path}"
-    reason = "does not tell which autoencoder made the latents that it learned"
-    raise ConfigError(what, reason, "name its folder: --vae weights/sd-vae-ft-ema (mm-dit get sd-vae-ft-ema)")
+    raise ConfigError(
+        f"--from = {source.path} does not tell which autoencoder made the latents that it learned. Name its folder: "
+        "--vae weights/sd-vae-ft-ema (mm-dit get sd-vae-ft-ema)."
+    )
 
 
 def _predictor(starter: Starter, base: PretrainedModel) -> dict[str, Any]:
@@ -190,9 +195,10 @@ def _tuned(
         return whole, recommend(whole, offloading if new else request), "all of them are trained"
     except ConfigError as error:
         if new:
-            reason = f"does not know these {new}, so all of it must be trained; {error.reason}"
-            cure = "use more memory or devices; adapters do for one class, or for classes that it knows by name"
-            raise ConfigError(f"--from = {base.name}", reason, cure) from None
+            raise ConfigError(
+                f"--from = {base.name} does not know these {new}, so all of it must be trained: {error} "
+                "Adapters do for one class, or for classes that it knows by name."
+            ) from None
     adapted = with_tuning(whole, ADAPTERS)
     little = f"{machine.num_bytes / GIB:,.4g} GiB are too little to train all"
     return adapted, recommend(adapted, offloading), f"adapters (LoRA) are trained: {little}"

@@ -110,8 +110,10 @@ def example_config(name: str | None) -> Path | None:
         None,
     )
     if example and "--lora-r" not in read_train_args(example / FLAGS_FILE):
-        cure = f"mm-dit train {example.name} does; its train.args says where clips go"
-        raise ConfigError(f"--from = {name}", "learns videos, and these are images", cure)
+        raise ConfigError(
+            f"--from = {name} learns videos, and these are images. Run: mm-dit train {example.name} does; its "
+            "train.args says where clips go"
+        )
     return example
 
 

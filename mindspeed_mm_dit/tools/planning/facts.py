@@ -165,8 +165,10 @@ def _section(named: str | None) -> tuple[dict[str, Any], str]:
     config = read_json(resolve_folder("--text-encoder", folder) / "config.json", "--text-encoder")
     kind = config.get("model_type")
     if kind not in [*KINDS]:
-        cure = f"name the folder of one of {', '.join(KINDS)}; or write minilm, or words"
-        raise ConfigError(f"--text-encoder = {named}", f"its config.json says model_type {shorten_repr(kind)}", cure)
+        raise ConfigError(
+            f"--text-encoder = {named}: its config.json says model_type {shorten_repr(kind)}. Name the folder of one "
+            f"of {', '.join(KINDS)}; or write minilm, or words."
+        )
     positions = config.get("max_position_embeddings", MAX_TOKENS)
     most = whole_number(f"--text-encoder = {named}: max_position_embeddings", positions, 1)
     most = min(most, CLIP_TOKENS if KINDS[kind] == "clip" else MAX_TOKENS)

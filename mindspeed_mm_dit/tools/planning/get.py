@@ -115,8 +115,10 @@ def find_published(name: str, hub: str | None) -> PublishedWeights:
     if name in PUBLISHED:
         return PUBLISHED[name]
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        cure = f"{nearest(name, PUBLISHED)}mm-dit get lists the names; you can also give OWNER/NAME of a hub"
-        raise ConfigError(f"mm-dit get {name}", "is an unknown model name", cure)
+        raise ConfigError(
+            f"mm-dit get {name} is an unknown model name. {nearest(name, PUBLISHED)}mm-dit get lists the names; you "
+            "can also give OWNER/NAME of a hub."
+        )
     return PublishedWeights("", {hub or "huggingface": name})
 
 
@@ -139,15 +141,17 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
     """
     hub_name = hub or next(iter(record.repos))
     if hub_name not in record.repos:
-        cure = f"name what it is called there: mm-dit get OWNER/NAME --hub {hub_name}"
-        raise ConfigError(f"--hub = {hub_name}", f"is not known to have {name}; {', '.join(record.repos)} has it", cure)
+        raise ConfigError(
+            f"--hub = {hub_name} is not known to have {name}; {', '.join(record.repos)} has it. Name what it is "
+            f"called there: mm-dit get OWNER/NAME --hub {hub_name}."
+        )
     source, repo = HUBS[hub_name](), record.repos[hub_name]
     page, folder = source.page.format(endpoint=source.endpoint, repo=repo), root / folder_name(repo)
     with _refusals(name, page, folder):
         listing = source.listing(repo)
     parts = select_files(listing, record.files)
     if not parts:
-        raise CheckpointError(f"mm-dit get {name}", f"{page} has no files {' '.join(record.files)}")
+        raise CheckpointError(f"mm-dit get {name}: {page} has no files {' '.join(record.files)}.")
     echo(f"{name}: {page}, licence: {' '.join(str(listing.licence or 'none stated').split())}")
     for part in parts:
         echo(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest or 'no digest stated'}")
@@ -156,22 +160,23 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = f"cannot be made a folder: {error_text(error)}"
-        raise PlatformError(f"--output = {folder}", reason, "name a folder that you can write to") from None
+        raise PlatformError(f"--output = {folder}: {reason}. Name a folder that you can write to.") from None
     missing = [part for part in parts if _difference(folder / part.path, part)]
     need = sum(part.size - _bytes_of(partial_download(part, folder)) for part in missing)
     free = shutil.disk_usage(folder).free
     if need > free:
         reason = f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free"
-        raise PlatformError(f"--output = {folder}", reason, "name a folder on a larger disk")
+        raise PlatformError(f"--output = {folder}: {reason}. Name a folder on a larger disk.")
     for part in missing:
         (folder / part.path).unlink(missing_ok=True)  # (a hub's client might take a damaged file for complete)
         with _refusals(name, page, folder, f"broke off {TRIES} times"):
             _fetch_whole(source, repo, listing.revision, part, folder)
         if difference := _difference(folder / part.path, part):
             (folder / part.path).unlink(missing_ok=True)
-            what = f"{folder / part.path}"
             reason = f"is not what {page} states: {difference}; it was removed"
-            raise CheckpointError(what, reason, "run the same command again, or use another mirror or hub")
+            raise CheckpointError(
+                f"{folder / part.path}: {reason}. Run the same command again, or use another mirror or hub."
+            )
     unstated = [part.path for part in parts if not part.digest]
     echo(f"checked: size and digest of {len(parts) - len(unstated)} file(s) in {folder}")
     if unstated:
@@ -236,7 +241,7 @@ def _refusals(name: str, page: str, folder: Path, broken: str = "") -> Iterator[
             404: ("is not there", ""),
             429: (f"asks to wait{f' {wait} seconds' if wait.isdigit() else ''}", f"wait, and {again}"),
         }.get(status, (f"answers with {status}", again if status and status >= 500 else by_hand))
-        raise PlatformError(f"mm-dit get {name}", f"{page} {reason}", cure) from None
+        raise PlatformError(f"mm-dit get {name}: {page} {reason}. {cure}") from None
 
 
 DESCRIPTION = """\

@@ -178,8 +178,10 @@ def _append(address: str, file: BinaryIO, most: int, headers: dict[str, str], up
         for chunk in chunks:
             if file.tell() + len(chunk) > most:
                 _empty(file)
-                reason = f"sends more than the {most:,} bytes that it may have; they were removed"
-                raise CheckpointError(address, reason, "use another mirror or hub")
+                raise CheckpointError(
+                    f"{address}: sends more than the {most:,} bytes that it may have; they were removed. Use another "
+                    "mirror or hub."
+                )
             file.write(chunk)
             update(len(chunk))
 
@@ -202,9 +204,7 @@ def _fetch(address: str, part: HubFile, folder: Path, headers: dict[str, str]) -
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PlatformError(
-                str(aside), "is being fetched by another process", "wait for it, and run again"
-            ) from None
+            raise PlatformError(f"{aside} is being fetched by another process. Wait for it, and run again.") from None
         except OSError:
             pass  # a network disk without locks
         if file.tell() > part.size:
@@ -230,8 +230,10 @@ def _parsing(address: str) -> Iterator[None]:
     except OSError:  # (the hubs' clients send further requests here, and some of their errors are ValueErrors too)
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"lists no files as a hub does: {type(error).__name__}: {error}"
-        raise CheckpointError(address, reason, f"name another mirror or hub: {MIRRORS}") from None
+        raise CheckpointError(
+            f"{address} lists no files as a hub does: {type(error).__name__}: {error}. Name another mirror or hub: "
+            f"{MIRRORS}."
+        ) from None
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -85,7 +86,6 @@ NEGLIGIBLE_CUT = 0.01
 SUPPOSED_GIB = 32.0
 """Memory that an accelerator is assumed to have if it cannot be queried."""
 NAMES_IN_COMMAND = 4
-CURE_OF_EMPTY = "name a folder that has images: one folder of them for each class, or an index with image_path,label"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,11 +154,11 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
     """Write the embedded config that fine-tunes --from, for these captions and this machine."""
     for flag in ("vae", "text_encoder", "diffusion"):
         if (value := getattr(args, flag)) is not None:
-            raise ConfigError(f"{flag_of(flag)} = {value}", f"{args.base} has its own", "leave it out")
+            raise ConfigError(f"{flag_of(flag)} = {value}: {args.base} has its own. Leave it out.")
     param, index, reason = _look(args)
     if not param.captions:
         reason = f"draws from captions, and {args.images} has none"
-        raise ConfigError(f"--from = {args.base}", reason, "write a .txt beside each image")
+        raise ConfigError(f"--from = {args.base}: {reason}. Write a .txt beside each image.")
     _check_output(args, param.data_folder)
     dataset = {**_dataset(param, index), "latents": _latents(args)}
     chosen, files = adapted_example(args.base, example, len(index), args.image_size, _machine(args), dataset)
@@ -188,7 +188,7 @@ def _write(args: argparse.Namespace, files: Callable[[str], dict[str, str]]) -> 
 def _check_flags(args: argparse.Namespace) -> None:
     check_path("IMAGES", args.images)
     if args.images.encode("utf-8", "ignore").decode() != args.images:
-        raise ConfigError(f"IMAGES = {args.images}", "is not UTF-8, as data.json must be", "name it . from inside it")
+        raise ConfigError(f"IMAGES = {args.images} is not UTF-8, as data.json must be. Name it . from inside it.")
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 2, 4096)
     if args.device_memory_gib is not None:
@@ -198,12 +198,12 @@ def _check_flags(args: argparse.Namespace) -> None:
 def _check_output(args: argparse.Namespace, data_folder: str) -> None:
     output = Path(os.path.realpath(args.output))
     if output.is_relative_to(os.path.realpath(data_folder)):
-        raise ConfigError(f"--output = {args.output}", "lies among the images", "name a folder elsewhere")
+        raise ConfigError(f"--output = {args.output} lies among the images. Name a folder elsewhere.")
     check_output_folder("--output", args.output)
     existing = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
     if existing and not args.overwrite:
         raise ConfigError(
-            f"--output = {args.output}", f"holds {', '.join(existing)} already", "name a new folder, or add --overwrite"
+            f"--output = {args.output} holds {', '.join(existing)} already. Name a new folder, or add --overwrite."
         )
 
 
@@ -223,8 +223,9 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
 
     config = autoencoder_config_of(folder, "--vae")
     if 2 not in config.pixel_axes:
-        reason = f"its {config.diffusers_class} encodes videos, not images"
-        raise ConfigError(f"--vae = {folder}", reason, "name an autoencoder of images")
+        raise ConfigError(
+            f"--vae = {folder}: its {config.diffusers_class} encodes videos, not images. Name an autoencoder of images."
+        )
     section = {name: getattr(config, name) for name in ("model_id", "from_pretrained", *config.looked_up)}
     return {name: value for name, value in section.items() if value}  # (a shift of 0 can be left out)
 
@@ -238,7 +239,7 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
             named = " or ".join(map(shlex.quote, locations[:NAMES_IN_COMMAND]))
             echo(f"not learned:           texts in the .json beside each image, but with --captions {named}")
     if args.text_encoder is not None and layout.captions is None:
-        raise ConfigError(f"--text-encoder = {args.text_encoder}", f"{args.images} has no captions", "leave it out")
+        raise ConfigError(f"--text-encoder = {args.text_encoder}: {args.images} has no captions. Leave it out.")
     kind: Any = {"dataset_type": layout.dataset_type, "split": layout.split, "captions": layout.captions}
     param = DatasetParam(
         layout.data_folder, args.image_size or 32, layout.index, layout.single_class, skip_bad_images=True, **kind
@@ -249,9 +250,8 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
     try:
         return param, source_of(param).open(param, request), layout.reason
     except DataError as error:
-        if error.what.startswith("dataset_param.data_folder"):  # (data.json does not exist yet)
-            raise DataError(f"IMAGES = {args.images}", error.reason, CURE_OF_EMPTY) from None
-        raise
+        # (data.json does not exist yet)
+        raise DataError(re.sub(r"^dataset_param\.data_folder", "IMAGES", str(error))) from None
 
 
 def _text(args: argparse.Namespace, index: Rows) -> CaptionEncoder:

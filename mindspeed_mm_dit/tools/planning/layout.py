@@ -61,7 +61,7 @@ def classes_of_folder(images: str) -> FolderLayout:
     path = Path(images)
     if not is_folder(path):
         if not is_index(path):
-            raise ConfigError(f"IMAGES = {images}", _reason(path), suggest_path(path) + "name a folder of images")
+            raise ConfigError(f"IMAGES = {images}: {_reason(path)}. {suggest_path(path)}name a folder of images.")
         return FolderLayout(str(path.parent), path.name, False, f"{path.name} names the class of each image")
     if shards := shards_in(path):
         return shards
@@ -71,12 +71,13 @@ def classes_of_folder(images: str) -> FolderLayout:
         return FolderLayout(images, index, False, f"{index} names the class of each image")
     if indices:
         raise ConfigError(
-            f"IMAGES = {images}", f"holds several indices: {', '.join(indices)}", f"name one: {path / indices[0]}"
+            f"IMAGES = {images} holds several indices: {', '.join(indices)}. Name one: {path / indices[0]}."
         )
     if (path / LABELS).is_file():
-        what = f"IMAGES = {images}"
         reason = f"its {LABELS} does not begin with the columns image_path,label, in UTF-8"
-        raise ConfigError(what, reason, "correct its first line or save it as UTF-8; to ignore it, rename it")
+        raise ConfigError(
+            f"IMAGES = {images}: {reason}. Correct its first line or save it as UTF-8; to ignore it, rename it."
+        )
     folders = class_folders(path)
     splits = sorted(
         (folder.name for folder in folders if folder.name.lower() in SPLITS),
@@ -84,13 +85,13 @@ def classes_of_folder(images: str) -> FolderLayout:
     )
     if splits and len(splits) == len(folders):
         raise ConfigError(
-            f"IMAGES = {images}", f"holds {', '.join(splits)}, which are no classes", f"name {path / splits[0]}"
+            f"IMAGES = {images} holds {', '.join(splits)}, which are no classes. Name {path / splits[0]}."
         )
     if list_class_folders(path).rows:
         return FolderLayout(images, None, False, "every folder in it is a class")
     if lost := flattened_images(entry.name for entry in path.iterdir()):
         reason = f"has files such as {lost[0]}, and a backslash is no folder here"
-        raise ConfigError(f"IMAGES = {images}", reason, FLATTENED_CURE)
+        raise ConfigError(f"IMAGES = {images}: {reason}. {FLATTENED_CURE}")
     return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
 
 
@@ -145,8 +146,10 @@ def captions_of_folder(images: str, location: str | None = None) -> FolderLayout
         layout = next(filter(None, (_in_index(file, locations) for file in _indices(path))), None)
         layout = layout or _in_sidecars(path, locations, 0 if location else ENOUGH)
     if location and not layout:
-        cure = 'name a column, or an ending such as .txt or .json:caption; "none" learns classes'
-        raise ConfigError(f"--captions = {location}", f"{images} has no captions there", cure)
+        raise ConfigError(
+            f"--captions = {location}: {images} has no captions there. Name a column, or an ending such as .txt or "
+            '.json:caption; "none" learns classes.'
+        )
     return layout
 
 
@@ -166,10 +169,9 @@ def check_tables(images: str) -> None:
                 file.suffix.lower() in LISTS and _lists_images(file, names, base_names)
             ):
                 raise ConfigError(
-                    f"IMAGES = {images}",
-                    f"{file.name} may hold the captions, but they are not read from such a file",
-                    "save it as captions.csv, in UTF-8, with a first line file_name,caption; or leave it out with "
-                    f"--captions {NONE}",
+                    f"IMAGES = {images}: {file.name} may hold the captions, but they are not read from such a file. "
+                    "Save it as captions.csv, in UTF-8, with a first line file_name,caption; or leave it out with "
+                    f"--captions {NONE}."
                 )
 
 
@@ -201,8 +203,10 @@ def _check_table(file: Path) -> None:
     try:
         read_table(file, labelled=False, captions=COLUMNS[:1])
     except DataError as error:
-        cure = f"{error.cure}; --captions names another column of captions, or none to leave the table out"
-        raise ConfigError(error.what, f"names the images, and {error.reason}", cure) from None
+        raise ConfigError(
+            f"A table names the images: {error} --captions names another column of captions, or none to leave the "
+            "table out."
+        ) from None
 
 
 def _words_of(file: Path) -> set[str]:
@@ -272,9 +276,11 @@ def _in_sidecars(folder: Path, locations: tuple[str, ...], enough: float) -> Fol
     if not count:
         return None
     if count < enough * len(some):
-        reason = f"of {len(some)} images looked at, only {count} with a caption in a {location} beside it"
-        cure = f"write the others, or learn those alone with --captions {location}, or classes with --captions {NONE}"
-        raise ConfigError(f"IMAGES = {folder}", reason, cure)
+        raise ConfigError(
+            f"IMAGES = {folder}: of {len(some)} images looked at, only {count} with a caption in a {location} beside "
+            f"it. Write the others, or learn those alone with --captions {location}, or classes with --captions "
+            f"{NONE}."
+        )
     return FolderLayout(
         str(folder), None, False, f"each image has its caption in a {location} beside it", captions=location
     )

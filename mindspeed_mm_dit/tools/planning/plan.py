@@ -169,7 +169,7 @@ def write_native(args: argparse.Namespace) -> int:
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigError for flag values outside of their range, and for files that cannot be written."""
     if not (args.model or args.write_native):
-        raise ConfigError("--model", "is required", "mm-dit plan --help explains every flag")
+        raise ConfigError("--model is required. mm-dit plan --help explains every flag.")
     for flag in (
         "world_size context_parallel_size device_memory_gib global_batch_size train_iters micro_batch_size node_size "
         "link_gbps node_link_gbps host_link_gbps mfu peak_tflops"
@@ -177,19 +177,19 @@ def check_arguments(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         if value is not None and not 0 < value <= MAX_ARGUMENTS:
             raise ConfigError(
-                f"{flag_of(flag)} = {shorten_repr(value)}", f"must be positive, and at most {MAX_ARGUMENTS:,}"
+                f"{flag_of(flag)} = {shorten_repr(value)} must be positive, and at most {MAX_ARGUMENTS:,}."
             )
     if args.mfu > 1:
-        raise ConfigError(f"--mfu = {args.mfu}", "is a fraction of the peak, at most 1", "write 0.4 for 40 %")
+        raise ConfigError(f"--mfu = {args.mfu} is a fraction of the peak, at most 1. Write 0.4 for 40 %.")
     if args.node_link_gbps is not None and args.link_gbps is None:
-        what = f"--node-link-gbps = {args.node_link_gbps:g}"
-        raise ConfigError(what, "has no effect without --link-gbps", "give --link-gbps, the rate to other nodes, too")
+        raise ConfigError(
+            f"--node-link-gbps = {args.node_link_gbps:g} has no effect without --link-gbps. Give --link-gbps, the "
+            "rate to other nodes, too."
+        )
     if args.write_fsdp2:
         check_output_file("--write-fsdp2", args.write_fsdp2)
         if Path(args.write_fsdp2).exists() and not args.overwrite:
-            raise ConfigError(
-                f"--write-fsdp2 = {args.write_fsdp2}", "exists", "choose another name, or add --overwrite"
-            )
+            raise ConfigError(f"--write-fsdp2 = {args.write_fsdp2} exists. Choose another name, or add --overwrite.")
 
 
 def take_from_config(args: argparse.Namespace) -> None:
@@ -221,7 +221,7 @@ def check_sequence_ranks(model: ModelConfig, request: Request) -> None:
     ranks = request.run.sequence_ranks
     if request.world_size % ranks:
         raise ConfigError(
-            f"--context-parallel-size = {ranks}", f"does not divide --world-size {request.world_size}", "use a divisor"
+            f"--context-parallel-size = {ranks} does not divide --world-size {request.world_size}. Use a divisor."
         )
     model.predictor.check_context_parallel(ranks)
 
@@ -230,10 +230,9 @@ def check_batch(request: Request) -> None:
     """Refuse a micro-batch that does not divide the images of a rank."""
     if request.images_per_rank % (request.micro_batch_size or 1):
         raise ConfigError(
-            f"--micro-batch-size = {request.micro_batch_size}",
-            f"does not divide the {request.images_per_rank} images of a step that each of {request.world_size} ranks "
-            f"has of --global-batch-size {request.global_batch_size}",
-            "use a divisor of them, or change --global-batch-size",
+            f"--micro-batch-size = {request.micro_batch_size} does not divide the {request.images_per_rank} images "
+            f"of a step that each of {request.world_size} ranks has of --global-batch-size "
+            f"{request.global_batch_size}. Use a divisor of them, or change --global-batch-size."
         )
 
 

@@ -85,11 +85,11 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
     need = min(needs)
     best = placements[needs.index(need)]
     raise ConfigError(
-        f"--device-memory-gib = {request.device_bytes / GIB:g} on {request.world_size} device(s)",
-        f"{micro_batch_size} image(s) need {need / GIB:.1f} GiB"
-        + (f" even sharded over {best.shard_ranks} ranks" if best.shard_ranks > 1 else "")
-        + f" with recompute; {fitting(model, best, request)} fit",
-        "use more or larger devices, or smaller images; mm-dit plan also tries --micro-batch-size and --offload-to-cpu",
+        f"--device-memory-gib = {request.device_bytes / GIB:g} on {request.world_size} device(s): {micro_batch_size} "
+        f"image(s) need {need / GIB:.1f} "
+        f"GiB{f' even sharded over {best.shard_ranks} ranks' if best.shard_ranks > 1 else ''} with recompute; "
+        f"{fitting(model, best, request)} fit. Use more or larger devices, or smaller images; mm-dit plan also tries "
+        "--micro-batch-size and --offload-to-cpu."
     )
 
 

@@ -243,9 +243,10 @@ def _patch_size(image_size: int, machine: Machine, ae: Mapping[str, Any] | None)
     factor, most = ae["downsample_factor"] if ae else 1, TOKENS if machine.accelerators else CPU_TOKENS
     fitting = [patch for patch in (2, 4, 8) if image_size % (factor * patch) == 0]
     if not fitting:
-        what = f"--image-size = {image_size}"
-        reason = f"is no multiple of {2 * factor}, so it cannot be cut into patches"
-        raise ConfigError(what, reason, f"use {max(1, round(image_size / (2 * factor))) * 2 * factor}")
+        raise ConfigError(
+            f"--image-size = {image_size} is no multiple of {2 * factor}, so it cannot be cut into patches. Use "
+            f"{max(1, round(image_size / (2 * factor))) * 2 * factor}."
+        )
     tokens = {patch: (image_size // factor // patch) ** 2 for patch in fitting}
     patch = next((patch for patch in fitting if tokens[patch] <= most), fitting[-1])
     return Choice(patch, f"{tokens[patch]} tokens an image; smaller patches show more detail and cost much more")
@@ -314,7 +315,7 @@ def _batch(images: ImageFacts, machine: Machine) -> Choice:
     training = images.count - images.held_out
     batch = min(max(usual, machine.ranks), training) // machine.ranks * machine.ranks
     if not batch:
-        raise ConfigError("IMAGES", f"has {training} to train on, fewer than the {machine.ranks} devices", "add images")
+        raise ConfigError(f"IMAGES has {training} to train on, fewer than the {machine.ranks} devices. Add images.")
     if batch != usual:
         return Choice(batch, f"there are {training} images to train on, and {machine.ranks} rank(s)")
     return Choice(batch, "as published" if usual == 256 else "few images: rather more steps than larger ones")

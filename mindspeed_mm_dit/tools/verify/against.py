@@ -84,18 +84,19 @@ def _described(source: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
     """Return the config.json of a network, and what reads its weights, if it has any."""
     kind, _, target = source.partition(":")
     if kind != "diffusers" or not target:
-        raise ConfigError(f"--against {source}", "expected diffusers:<folder> or diffusers:<ClassName>")
+        raise ConfigError(f"--against {source}: expected diffusers:<folder> or diffusers:<ClassName>.")
     if target in SMALL:
         return {"_class_name": target, **SMALL[target]}, None
     folder = next((f for f in (Path(target), Path(target) / "transformer") if (f / "config.json").is_file()), None)
     if folder is None:
         reason = "is not a folder with a config.json"
-        raise ConfigError(f"--against {source}", reason, f"{nearest(target, SMALL)}The classes are {', '.join(SMALL)}")
+        raise ConfigError(f"--against {source} {reason}. {nearest(target, SMALL)}The classes are {', '.join(SMALL)}")
     section = read_json(folder / "config.json", "--against")
     if section.get("_class_name") not in [*KINDS]:
-        what = f"--against {source}"
         reason = f"is a {section.get('_class_name')}, not one of {', '.join(KINDS)}"
-        raise ConfigError(what, reason, "for other networks, mm-dit parity checks files of published values")
+        raise ConfigError(
+            f"--against {source} {reason}. For other networks, mm-dit parity checks files of published values."
+        )
     has_weights = any(folder.glob(f"{diffusers_folder.WEIGHTS}.*"))
     return section, (lambda: diffusers_folder.read_arrays(folder)) if has_weights else None
 

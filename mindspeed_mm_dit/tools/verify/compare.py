@@ -66,7 +66,7 @@ class Side(NamedTuple):
         for result in results:
             if not isinstance(result, StepResult):
                 log = Path(tasks[0].output).name
-                raise UserError(f"{self.label} ({self.python})", result or why, f"its output is in {folder}/{log}.log")
+                raise UserError(f"{self.label} ({self.python}): {result or why}. Its output is in {folder}/{log}.log.")
         return [result for result in results if isinstance(result, StepResult)]
 
 
@@ -277,7 +277,7 @@ def _generate(side: Side, folder: Path, flags: Sequence[str]) -> np.ndarray:
     command = ["-m", "mindspeed_mm_dit.cli.main", "sample", *flags, "--ai-framework", side.framework]
     done = run_python(side.python, [*command, "--output", str(output)], log)
     if done.returncode:
-        raise UserError(f"{side.label} ({side.python})", last_words(done), f"its output is in {log}")
+        raise UserError(f"{side.label} ({side.python}): {last_words(done)}. Its output is in {log}.")
     with np.load(output) as file:
         return np.asarray(file["arr_0"])
 

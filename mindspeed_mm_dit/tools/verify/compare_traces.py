@@ -127,4 +127,4 @@ def _check_same_number(sources: str, what: str, there: int, here: int) -> None:
 
 
 def _mismatch(sources: str, what: str, how: str) -> DataError:
-    return DataError(sources, f"are steps of {what}", f"record both again, {how}")
+    return DataError(f"{sources} are steps of {what}. Record both again, {how}.")

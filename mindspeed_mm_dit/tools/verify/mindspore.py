@@ -188,7 +188,7 @@ def before_step(optimizer: Any, module: nn.Cell, callback: Callable[[dict[str, T
         callback({names[id(p)]: gradient for p, gradient in zip(cell.parameters, args[0]) if id(p) in names})
 
     if not isinstance(optimizer, nn.Optimizer):
-        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is not a mindspore.nn.Optimizer")
+        raise ConfigError(f"optimizer = {type(optimizer).__name__} is not a mindspore.nn.Optimizer.")
     return optimizer.register_forward_pre_hook(step)
 
 

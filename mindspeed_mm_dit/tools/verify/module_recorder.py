@@ -132,7 +132,7 @@ def functions_for(network: Any) -> Any:
         framework = {"torch": "pytorch", "mindspore": "mindspore"}.get(kind.__module__.partition(".")[0])
         if framework:
             return importlib.import_module(f"mindspeed_mm_dit.tools.verify.{framework}")
-    raise ConfigError(f"{type(network).__name__}", "must be a torch.nn.Module or a mindspore.nn.Cell")
+    raise ConfigError(f"{type(network).__name__} must be a torch.nn.Module or a mindspore.nn.Cell.")
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def compare(
     names = list(dict.fromkeys(key.removeprefix(_FLOAT64) for key in arrays))
     kind = kind_of(names)
     if kind.has_network and checkpoint is None:
-        raise ConfigError("--checkpoint", "is required: the values of the file are those of a network")
+        raise ConfigError("--checkpoint is required: the values of the file are those of a network.")
     with _named_errors(reference, "its inputs"):
         program = kind.program(arrays, weights)
     results = _results(kind, names)
@@ -95,7 +95,7 @@ def compare(
         on_left_out(group, why)
     checked = {name: row for name, row in results.items() if row[0].needs in (None, *weights)}
     if not checked:
-        raise CheckpointError(f"--reference = {reference}", "has no results to compare, only inputs")
+        raise CheckpointError(f"--reference = {reference} has no results to compare, only inputs.")
     findings = []
     for name, row in checked.items():
         with _named_errors(reference, name):
@@ -111,8 +111,10 @@ def _named_errors(reference: str | Path, part: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = f"cannot be computed: {type(error).__name__}: {shorten_repr(str(error))}"
-        raise CheckpointError(f"--reference = {reference}: {part}", reason, FORMAT) from error
+        raise CheckpointError(
+            f"--reference = {reference}: {part} cannot be computed: {type(error).__name__}: "
+            f"{shorten_repr(str(error))}. {FORMAT}"
+        ) from error
 
 
 def _results(kind: FileKind, names: list[str]) -> dict[str, MatchedRow]:
@@ -170,10 +172,12 @@ def _judged(name: str, matched: MatchedRow, program: Any, arrays: ReferenceArray
     noise = relative_error(published, exact)
     both = f"--reference: {name} and {_FLOAT64}{name}"
     if not math.isfinite(noise):
-        raise CheckpointError(both, "differ in shape, or are not finite")
+        raise CheckpointError(f"{both} differ in shape, or are not finite.")
     if noise > MAX_RELATIVE and np.linalg.norm((published - exact).ravel()) > MAX_ABSOLUTE:
-        reason = f"are {noise:.1e} apart, which is no rounding: at most {MAX_RELATIVE:g}"
-        raise CheckpointError(both, reason, "compute both with one program from the same inputs")
+        raise CheckpointError(
+            f"{both} are {noise:.1e} apart, which is no rounding: at most {MAX_RELATIVE:g}. Compute both with one "
+            "program from the same inputs."
+        )
     return judge(name, ours, exact, bound, tolerances, noise)
 
 

@@ -41,13 +41,13 @@ class PastRun:
         """Return the run whose folder, or a checkpoint in it, ``flag`` names; raises CheckpointError for others."""
         folder = Path(os.path.realpath(path))
         if not folder.is_dir():
-            raise CheckpointError(f"{flag} = {folder}", "there is no such folder", "name the folder of --save")
+            raise CheckpointError(f"{flag} = {folder}: there is no such folder. Name the folder of --save.")
         root, checkpoint = (folder.parent, folder) if folder.name.startswith("iter_") else (folder, None)
         if checkpoint is None and CheckpointStore(root / "checkpoints").iterations():
             root /= "checkpoints"  # (as a run leaves them)
         run = cls(root, checkpoint, read_not_finite(root), flag)
         if not run.left and not run.iterations:
-            raise CheckpointError(f"{flag} = {root}", "holds no checkpoint of a run", "name the folder of --save")
+            raise CheckpointError(f"{flag} = {root} holds no checkpoint of a run. Name the folder of --save.")
         return run
 
     @property
@@ -61,14 +61,14 @@ class PastRun:
         Raises ConfigError if ``iteration`` is below 1, or does not come after the checkpoint that was named.
         """
         if iteration < 1:
-            raise ConfigError(f"--iteration = {iteration}", "steps are numbered from 1")
+            raise ConfigError(f"--iteration = {iteration}: steps are numbered from 1.")
         earlier = [CheckpointStore(self.root).path(number) for number in self.iterations if number < iteration]
         if self.checkpoint is None:
             return earlier[-1] if earlier else None
         if self.checkpoint not in earlier:
             name = self.checkpoint.name
             raise ConfigError(
-                f"--iteration = {iteration}", f"must come after {name}", f"name {self.root} for the one before it"
+                f"--iteration = {iteration} must come after {name}. Name {self.root} for the one before it."
             )
         return self.checkpoint
 
@@ -89,8 +89,10 @@ def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> Run
     Raises CheckpointError if ``command`` is not the command of a run; ``what`` says where it was read.
     """
     if not is_command(command):
-        cure = "resume it in the standalone host, which saves its flags with the next checkpoint"
-        raise CheckpointError(what, "does not record its command (an older version, or another host, wrote it)", cure)
+        raise CheckpointError(
+            f"{what} does not record its command (an older version, or another host, wrote it). Resume it in the "
+            "standalone host, which saves its flags with the next checkpoint."
+        )
     flags = parse([*command["arguments"], *changed])
     start_folder = root / command["folder"]
     if (start_folder / flags.mm_model).is_file():
@@ -144,7 +146,7 @@ class PublishedRun:
         flags = past.flags(newest, changed)
         log = log or flags.parts["tensorboard_dir"]
         if not log:
-            raise ConfigError("--log", f"is needed: {past.root} does not record where its log is", "name it")
+            raise ConfigError(f"--log is needed: {past.root} does not record where its log is. Name it.")
         return cls(past.facts(newest), flags, read_steps(log), past, newest)
 
     def before(self, iteration: int) -> Path | None:
@@ -163,9 +165,7 @@ class PublishedRun:
         for iteration in requested:
             if iteration not in self.log:
                 near = sorted(self.log, key=lambda step: abs(step - iteration))[:3]
-                raise ConfigError(
-                    f"--at = {iteration}", "is not in the log", f"there are {', '.join(map(str, near))}, ..."
-                )
+                raise ConfigError(f"--at = {iteration} is not in the log. There are {', '.join(map(str, near))}, ...")
         first = {self.before(iteration): iteration for iteration in sorted(self.log, reverse=True)}
         return sorted(requested) or sorted(first.values())[:MAX_ITERATIONS]
 
@@ -179,7 +179,7 @@ def _read_card(path: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError, UnusableFile):
         facts = None
     if not isinstance(facts, dict) or COMMAND not in facts:
-        raise DataError(f"--run = {path}", "is not a run card", "name a folder of --save, or a file that --card wrote")
+        raise DataError(f"--run = {path} is not a run card. Name a folder of --save, or a file that --card wrote.")
     return facts
 
 

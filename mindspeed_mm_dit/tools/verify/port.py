@@ -111,7 +111,7 @@ def prove(
     ours = Program(mine, inputs, first, loss)
     other = Program(theirs, inputs if their_inputs is None else their_inputs, their_output or _tensor_in(theirs), loss)
     if precision not in (None, *UNITS):
-        raise ConfigError(f"precision = {precision!r}", f"must be one of {', '.join(UNITS)}")
+        raise ConfigError(f"precision = {precision!r} must be one of {', '.join(UNITS)}.")
     names, weights = names or {}, other.parameters
     shapes, their_shapes = (
         {name: array.shape for name, array in parameters.items()} for parameters in (ours.parameters, weights)
@@ -194,8 +194,10 @@ def _in_float64(ours: Program, exact: Computed, findings: Sequence[Finding]) -> 
 
 def _check_form(mine: Shape, theirs: Shape) -> None:
     if mine != theirs:
-        reason = f"mine gives {mine}, theirs {theirs}"
-        raise ConfigError("output", reason, "output= and their_output= are functions that bring both into one form")
+        raise ConfigError(
+            f"output: mine gives {mine}, theirs {theirs}. output= and their_output= are functions that bring both "
+            "into one form."
+        )
 
 
 def _check_tells(findings: Sequence[Finding], side: str, precision: str) -> None:
@@ -204,8 +206,10 @@ def _check_tells(findings: Sequence[Finding], side: str, precision: str) -> None
     judged = [each for each in findings if each.kind not in MODULES or each.name == OUTPUT]
     if any(each.noise == math.inf or (each.name in moved and each.tolerance >= 1) for each in judged):
         lost = [replace(each, error=math.inf) for each in findings if each.tolerance >= 1]
-        reason = f"outputs nothing finite, or only rounding, and proves nothing; {describe_first_wrong(lost)}"
-        raise ConfigError(side, reason, "use inputs and weights of ordinary magnitude")
+        raise ConfigError(
+            f"{side}: outputs nothing finite, or only rounding, and proves nothing; {describe_first_wrong(lost)}. "
+            "Use inputs and weights of ordinary magnitude."
+        )
 
 
 def _ends(finding: Finding, right: Collection[str]) -> bool:

@@ -252,8 +252,10 @@ def find_python(framework: str, requested: str | None) -> str:
     flag, package = f"--{framework}-python", PACKAGES[framework]
     if requested is not None:
         if not _has(requested, package):
-            reason = f"cannot run, or has no package {package!r}"
-            raise PlatformError(f"{flag} = {requested}", reason, "name the python of an environment with it")
+            raise PlatformError(
+                f"{flag} = {requested} cannot run, or has no package {package!r}. Name the python of an environment "
+                "with it."
+            )
         return requested
     if importlib.util.find_spec(package) is not None:
         return sys.executable
@@ -261,7 +263,7 @@ def find_python(framework: str, requested: str | None) -> str:
     if sibling.exists() and _has(str(sibling), package):
         return str(sibling)
     raise PlatformError(
-        flag, f"neither {sys.executable} nor {sibling} has {package}", f"pass {flag} PYTHON, an interpreter with it"
+        f"{flag}: neither {sys.executable} nor {sibling} has {package}. Pass {flag} PYTHON, an interpreter with it."
     )
 
 
@@ -280,7 +282,7 @@ def batch_size_of(flags: Sequence[str]) -> int:
     for name in ("--global-batch-size", "--micro-batch-size"):
         if name in flags:
             return int(flags[len(flags) - 1 - list(reversed(flags)).index(name) + 1])
-    raise ConfigError("train.args", "has neither --micro-batch-size nor --global-batch-size", "pass --batch-size")
+    raise ConfigError("train.args has neither --micro-batch-size nor --global-batch-size. Pass --batch-size.")
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:

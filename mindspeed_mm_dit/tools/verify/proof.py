@@ -153,9 +153,10 @@ def _check_memory(model: ModelConfig) -> None:
     """Raise ConfigError if this machine has too little memory for a step of the model in float64."""
     need, there = parameters_of(model.predictor).num_elements() * REFERENCE_BYTES, host_memory_bytes()
     if need > there:
-        what = "--full"
-        reason = f"a step in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB"
-        raise ConfigError(what, reason, "leave --full and --checkpoint out: a copy of reduced width is verified then")
+        raise ConfigError(
+            f"--full: a step in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB. "
+            "Leave --full and --checkpoint out: a copy of reduced width is verified then."
+        )
 
 
 def prove(config: Config, layouts: Sequence[Layout], pythons: Pythons, echo: Echo) -> list[Verdict]:

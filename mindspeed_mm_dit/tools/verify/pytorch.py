@@ -367,7 +367,7 @@ def before_step(optimizer: Any, module: nn.Module, callback: Callable[[dict[str,
         callback({name: p.grad for name, p in parameters(module).items() if p.grad is not None})
 
     if not hasattr(optimizer, "register_step_pre_hook"):
-        raise ConfigError(f"optimizer = {type(optimizer).__name__}", "is not a torch.optim.Optimizer")
+        raise ConfigError(f"optimizer = {type(optimizer).__name__} is not a torch.optim.Optimizer.")
     return optimizer.register_step_pre_hook(step)
 
 

@@ -39,7 +39,7 @@ _PARAMETER_KINDS = ("gradient", "moved", "step", "start/step", "average", "start
 """Kinds of arrays that each parameter has, all of the same shape."""
 PART_BYTES = 2**26
 """Bytes after which a new file is started."""
-RECORD_AGAIN = "record it again: with dit.record_trace(...) as w, and w.step() after the optimizer's step"
+RECORD_AGAIN = "Record it again: with dit.record_trace(...) as w, and w.step() after the optimizer's step."
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Facts:
 
     def __post_init__(self) -> None:
         if not 0 <= self.unit < 0.5:
-            raise ConfigError(f"unit = {self.unit}", "must be at least 0 and less than 0.5")
+            raise ConfigError(f"unit = {self.unit} must be at least 0 and less than 0.5.")
         if min((size for shape in self.shapes.values() for size in shape), default=0) < 0:
-            raise ConfigError("shapes", "must not be negative")
+            raise ConfigError("shapes must not be negative.")
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class Content:
 
     def __post_init__(self) -> None:
         if negative := [name for name, value in self.noise.items() if value < 0]:
-            raise ConfigError(f"noise.{negative[0]} = {self.noise[negative[0]]}", "must not be negative")
+            raise ConfigError(f"noise.{negative[0]} = {self.noise[negative[0]]} must not be negative.")
         if not any(name.startswith("gradient/") for name in self.names):
-            raise ConfigError("names", "lists no gradient")
+            raise ConfigError("names lists no gradient.")
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,16 @@ def read(folder: str | Path) -> dict[tuple[int, int], Recorded]:
     paths = {key: path for path, key in files.items() if path.suffix == ".json"}
     if incomplete := set(files.values()) - paths.keys():
         step, rank = min(incomplete)
-        reason = f"is incomplete: rank {rank} has not finished step {step}, which has no .json"
-        raise DataError(str(folder), reason, RECORD_AGAIN)
+        raise DataError(
+            f"{folder} is incomplete: rank {rank} has not finished step {step}, which has no .json. {RECORD_AGAIN}"
+        )
     if not paths:
-        raise DataError(str(folder), "is not a step trace", RECORD_AGAIN)
+        raise DataError(f"{folder} is not a step trace. {RECORD_AGAIN}")
     steps, ranks = map(max, zip(*paths))
     if len(paths) < steps * (ranks + 1):
         every = ((step, rank) for step in itertools.count(1) for rank in range(ranks + 1))
         lost = next(key for key in every if key not in paths)
-        raise DataError(str(folder), "has no step {} of rank {}".format(*lost), RECORD_AGAIN)
+        raise DataError(f"{folder}: {'has no step {} of rank {}'.format(*lost)}. {RECORD_AGAIN}")
     shapes: dict[int, dict[str, tuple[int, ...]]] = {rank: {} for rank in range(ranks + 1)}
     return {key: _read(path, shapes[key[1]]) for key, path in sorted(paths.items())}
 
@@ -153,8 +154,9 @@ def _read(path: Path, shapes: dict[str, tuple[int, ...]]) -> Recorded:
             if kind in _PARAMETER_KINDS and shapes.setdefault(parameter, array.shape) != array.shape:
                 raise UnusableFile(f"{name} has another shape than before: {array.shape}, not {shapes[parameter]}")
     except (OSError, ValueError, RecursionError, UnusableFile, ConfigError, CheckpointError) as error:
-        reason = f"is cut short or damaged: {path.name} and its files: {error_text(error)}"
-        raise DataError(str(path.parent), reason, RECORD_AGAIN) from None
+        raise DataError(
+            f"{path.parent} is cut short or damaged: {path.name} and its files: {error_text(error)}. {RECORD_AGAIN}"
+        ) from None
     return Recorded({name: arrays[name] for name in content.names}, content.noise, content.facts)
 
 
@@ -197,8 +199,10 @@ class TraceRecorder:
     def __exit__(self, kind: Any, *failure: Any) -> None:
         self._end()
         if kind is None and self._step == 1:
-            reason = "was never called within the block: no step is recorded"
-            raise ConfigError("w.step()", reason, "call it after each step of the optimizer")
+            raise ConfigError(
+                "w.step() was never called within the block: no step is recorded. Call it after each step of the "
+                "optimizer."
+            )
 
     def step(self, loss: Any = None) -> None:
         """End a step: call it after the optimizer's. Calls after the last recorded step do nothing.
@@ -212,11 +216,10 @@ class TraceRecorder:
             return
         if not self._calls or not any(name.startswith("gradient/") for name in self._arrays):
             what = "the optimizer took no step after backward()" if self._calls else "the model was not called"
-            cure = (
-                "give dit.record_trace the module and the optimizer that the loop calls, without a "
-                "closure, and not compiled to a graph on MindSpore"
+            raise ConfigError(
+                f"w.step(): since the block began, {what}. Give dit.record_trace the module and the optimizer that "
+                "the loop calls, without a closure, and not compiled to a graph on MindSpore."
             )
-            raise ConfigError("w.step()", f"since the block began, {what}", cure)
         after, arrays, name = self._weights(), self._arrays, f"loss/{self._step}"
         arrays |= {f"start/{key}": value for key, value in self._start.items()}
         arrays |= {key: value.astype(np.float64) - self._start[key] for key, value in after.items()}

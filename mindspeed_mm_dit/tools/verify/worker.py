@@ -124,8 +124,10 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
 def _check_inputs(args: RunConfig) -> None:
     """Raise ConfigError if each device would encode the inputs, whose rounding is not measured."""
     if args.mm.encodes and (args.mm.autoencoder or args.mm.model.text_encoders or args.mm.model.teachers):
-        reason = "with autoencoder or encoders, each device would compute different inputs"
-        raise ConfigError("layout device", reason, "fill a cache first: mm-dit cache-latents")
+        raise ConfigError(
+            "layout device: with autoencoder or encoders, each device would compute different inputs. Fill a cache "
+            "first: mm-dit cache-latents."
+        )
 
 
 def _without_zeros(first: Any, seed: int) -> Any:

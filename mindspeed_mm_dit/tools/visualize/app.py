@@ -56,9 +56,8 @@ def gradio() -> Any:
         import gradio
     except ImportError as error:
         raise PlatformError(
-            "mm-dit app",
-            f"the page needs Gradio, which cannot be imported here: {error}",
-            "pip install 'gradio<6.18' 'pandas<3'",
+            f"mm-dit app: the page needs Gradio, which cannot be imported here: {error}. Run: pip install "
+            "'gradio<6.18' 'pandas<3'"
         ) from None
     return gradio
 
@@ -69,7 +68,7 @@ def serve(pipe: Pipeline, title: str, port: int) -> None:
     try:
         address = launch(page, port)
     except OSError as error:
-        raise ConfigError(f"--port = {port}", f"cannot be listened on: {error}", "use another") from None
+        raise ConfigError(f"--port = {port} cannot be listened on: {error}. Use another.") from None
     echo(f"open {address} in your browser; Ctrl-C ends it")
     page.block_thread()
 
@@ -136,15 +135,13 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     gr, conditions = gradio(), pipe.config.predictor.conditions
     if "vector" in conditions.items:
         raise ConfigError(
-            "mm-dit app",
-            "this model is conditioned on vectors, for which the page has no input",
-            "sample it from Python: docs/sampling.md",
+            "mm-dit app: this model is conditioned on vectors, for which the page has no input. Sample it from "
+            "Python: docs/sampling.md."
         )
     if conditions.needs_frames:
         raise ConfigError(
-            "mm-dit app",
-            "this model begins a clip with an image, for which the page has no input",
-            "mm-dit sample --image FILE",
+            "mm-dit app: this model begins a clip with an image, for which the page has no input. Run: mm-dit "
+            "sample --image FILE"
         )
     is_video, left = len(pipe.config.sample_size) == 3, set[str]()
 

@@ -71,7 +71,7 @@ def _with_packages(what: str, make: Callable[[], Result]) -> Result | None:
     try:
         return make()
     except PlatformError as error:
-        logger.info(f"note: no {what}: {error.reason}: {error.cure}")
+        logger.info(f"note: no {what}: {error}")
         return None
 
 
@@ -101,7 +101,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
     try:
         model = load_model(described, bf16=job.bf16)
     except PlatformError as error:
-        return f"no samples are generated: {error.what} {error.reason}; mm-dit sample generates them on PyTorch"
+        return f"no samples are generated: {error} mm-dit sample generates them on PyTorch"
     if judge:
         samples = SampleConditions(judge.conditions)
     else:

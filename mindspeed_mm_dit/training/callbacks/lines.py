@@ -110,9 +110,8 @@ def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | No
         record_not_finite(save, iteration, loss, norm)
         why = f"; what overflowed: mm-dit replay --checkpoint {save}" if save else ""
         raise ConvergenceError(
-            f"iteration {iteration}: loss = {loss}, grad norm = {norm}",
-            "is not finite any more, and is not saved",
-            f"resume from the last checkpoint with a smaller --lr, or without --bf16{why}",
+            f"iteration {iteration}: loss = {loss}, grad norm = {norm} is not finite any more, and is not saved. "
+            f"Resume from the last checkpoint with a smaller --lr, or without --bf16{why}."
         )
 
 

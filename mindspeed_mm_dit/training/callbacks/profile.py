@@ -61,14 +61,14 @@ def check_profile(args: RunConfig, world_size: int) -> None:
         return
     start, end = args.profile_step_start, args.profile_step_end
     if not start < end:
-        raise ConfigError(f"--profile-step-end = {end}", f"must be more than --profile-step-start ({start})")
+        raise ConfigError(f"--profile-step-end = {end} must be more than --profile-step-start ({start}).")
     if start >= args.train_iters:
-        raise ConfigError(f"--profile-step-start = {start}", f"no step follows: --train-iters is {args.train_iters}")
+        raise ConfigError(f"--profile-step-start = {start}: no step follows: --train-iters is {args.train_iters}.")
     for rank in args.profile_ranks:
         if rank >= world_size:
-            raise ConfigError(f"--profile-ranks: {rank}", f"there are {world_size} rank(s), numbered from 0")
+            raise ConfigError(f"--profile-ranks: {rank}: there are {world_size} rank(s), numbered from 0.")
     if folder_of(args) is None:
-        raise ConfigError("--profile", "there is nowhere to write a trace", "add --save DIR or --tensorboard-dir DIR")
+        raise ConfigError("--profile: there is nowhere to write a trace. Add --save DIR or --tensorboard-dir DIR.")
 
 
 def _writes(args: RunConfig) -> tuple[str, Path] | None:

@@ -86,7 +86,7 @@ def check_best(args: RunConfig, world_size: int) -> None:
     }
     needed = [name for name, is_missing in missing.items() if is_missing]
     if args.keep_best and needed:
-        raise ConfigError("--keep-best", "keeps the checkpoint of the best validation", f"add {' and '.join(needed)}")
+        raise ConfigError(f"--keep-best keeps the checkpoint of the best validation. Add {' and '.join(needed)}.")
 
 
 BEST = CallbackKind("best", lambda run: Best() if run.args.keep_best else None, check_best)

@@ -194,11 +194,13 @@ def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | 
         what = f"{_flag(kind, first)} = {getattr(config, first.name)}"
         missing = [package for package in kind.packages if importlib.util.find_spec(package) is None]
         if missing:
-            raise PlatformError(what, f"{missing[0]} is not installed", f"pip install {kind.install}, or drop the flag")
+            raise PlatformError(
+                f"{what}: {missing[0]} is not installed. Run: pip install {kind.install}, or drop the flag"
+            )
         if kind.location is None:
             continue
         if (folder := _output_folder(kind, config, args)) is None:
-            raise ConfigError(what, "there is no folder to write to", f"add --save DIR or {_flag(kind, last)} DIR")
+            raise ConfigError(f"{what}: there is no folder to write to. Add --save DIR or {_flag(kind, last)} DIR.")
         check_output_folder(_flag(kind, last), folder, make=False)
 
 

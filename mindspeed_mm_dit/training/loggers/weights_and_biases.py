@@ -35,9 +35,8 @@ class WandbConfig:
         name = self.project or ""
         if len(name) > MAX_LETTERS or set(name) & set(REFUSED):
             raise ConfigError(
-                f"--wandb-project = {name}",
-                f"Weights & Biases takes up to {MAX_LETTERS} letters, and none of {' '.join(REFUSED)}",
-                "choose another name",
+                f"--wandb-project = {name}: Weights & Biases takes up to {MAX_LETTERS} letters, and none of "
+                f"{' '.join(REFUSED)}. Choose another name."
             )
 
 

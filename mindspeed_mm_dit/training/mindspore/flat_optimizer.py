@@ -42,9 +42,8 @@ def check(config: Fsdp2Config) -> None:
     for key, is_set in unsupported.items():
         if is_set:
             raise ConfigError(
-                f"fsdp2.yaml: {key} = {getattr(config, key)!r}",
-                f"--ai-framework mindspore cannot do this: {_REASON}",
-                "leave the key out, or train with --ai-framework pytorch",
+                f"fsdp2.yaml: {key} = {getattr(config, key)!r}: --ai-framework mindspore cannot do this: {_REASON}. "
+                "Leave the key out, or train with --ai-framework pytorch."
             )
 
 

@@ -135,13 +135,12 @@ class _NewLines:
 def _check_msrun() -> None:
     """Raise PlatformError unless this interpreter has msrun, and msrun's ``python`` is this interpreter."""
     if importlib.util.find_spec("mindspore") is None:
-        raise PlatformError("msrun", "MindSpore is not installed here", "make demo-mindspore sets it up")
+        raise PlatformError("msrun: MindSpore is not installed here. make demo-mindspore sets it up.")
     folder = os.path.dirname(sys.executable)
     if shutil.which("python", path=folder) is None:
         raise PlatformError(
-            "msrun",
-            f"starts the first 'python' on PATH, and there is none next to {sys.executable}",
-            f"run from a virtual environment, or add a link {folder}/python",
+            f"msrun starts the first 'python' on PATH, and there is none next to {sys.executable}. Run from a "
+            f"virtual environment, or add a link {folder}/python."
         )
 
 
@@ -150,9 +149,7 @@ def _make_log_folder() -> Path:
     try:
         logs.mkdir(parents=True)
     except OSError as error:
-        raise PlatformError(
-            str(logs), f"cannot be created: {error.strerror}", "run in a folder you can write to"
-        ) from None
+        raise PlatformError(f"{logs} cannot be created: {error.strerror}. Run in a folder you can write to.") from None
     return logs
 
 

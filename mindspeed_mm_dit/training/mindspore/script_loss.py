@@ -66,9 +66,8 @@ class CompiledLoss(InterpretedLoss):
         super().__init__(model, parameters)
         if model.calls_model:
             raise PlatformError(
-                "diffusion.model_id",
-                "MindSpore does not compile the derivative in the loss of this objective",
-                "train it with --ai-framework pytorch; MindSpore can sample from the checkpoint",
+                "diffusion.model_id: MindSpore does not compile the derivative in the loss of this objective. Train "
+                "it with --ai-framework pytorch; MindSpore can sample from the checkpoint."
             )
         gradient = mindspore.value_and_grad(_WeightedLosses(model), None, parameters, has_aux=True)
         self._losses_and_gradient = mindspore.jit(gradient)
@@ -138,16 +137,15 @@ class _WeightedLosses(mindspore.nn.Cell):
 def _check_size(samples: int, micro_batch_size: int) -> None:
     if samples != micro_batch_size:
         raise ConfigError(
-            f"forward_step: model(**batch) with {samples} samples",
-            f"a compiled step needs whole micro-batches, of {micro_batch_size} (--micro-batch-size)",
-            "hand the whole batch to the model, or add --pynative, which is slower",
+            f"forward_step: model(**batch) with {samples} samples: a compiled step needs whole micro-batches, of "
+            f"{micro_batch_size} (--micro-batch-size). Hand the whole batch to the model, or add --pynative, which "
+            "is slower."
         )
 
 
 def _check_calls(count: int) -> None:
     if count != 1:
         raise ConfigError(
-            "forward_step",
-            f"calls the model {count} times for a micro-batch, and a compiled step needs one call",
-            "call the model once and leave the rest to loss_func, or add --pynative, which is slower",
+            f"forward_step calls the model {count} times for a micro-batch, and a compiled step needs one call. Call "
+            "the model once and leave the rest to loss_func, or add --pynative, which is slower."
         )

@@ -40,7 +40,7 @@ def check_before_import(argv: Sequence[str]) -> MultiModalArguments | None:
     flags = parse(argv)
     for names in (("mm_model",), ("mm_data",), ("micro_batch_size", "global_batch_size")):
         if all(getattr(flags, name) is None for name in names):
-            raise ConfigError(" or ".join(map(flag_of, names)), "is required")
+            raise ConfigError(f"{' or '.join(map(flag_of, names))} is required.")
     _check_tool(flags)
     resumes = flags.load is not None and (Path(flags.load) / TRACKER).is_file()
     check_supported(flags, "megatron", resumes)
@@ -82,42 +82,37 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
 
 def _check_tool(flags: RunConfig) -> None:
     if flags.mm_tool is None:
-        raise ConfigError("--mm-tool", "MindSpeed-MM does not start without it", f"add --mm-tool {tools_json()}")
+        raise ConfigError(f"--mm-tool: MindSpeed-MM does not start without it. Add --mm-tool {tools_json()}.")
     if not Path(flags.mm_tool).is_file():
-        raise ConfigError(f"--mm-tool = {flags.mm_tool}", "no such file", f"use {tools_json()}")
+        raise ConfigError(f"--mm-tool = {flags.mm_tool}: no such file. Use {tools_json()}.")
 
 
 def _check_flags_of_fsdp2(flags: RunConfig) -> None:
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         raise ConfigError(
-            "CUDA_DEVICE_MAX_CONNECTIONS = 1",
-            "with --use-torch-fsdp2 it would serialise the gathering of weights with computation; Megatron refuses it",
-            "set it to 2 or more, e.g. export CUDA_DEVICE_MAX_CONNECTIONS=2",
+            "CUDA_DEVICE_MAX_CONNECTIONS = 1: with --use-torch-fsdp2 it would serialise the gathering of weights "
+            "with computation; Megatron refuses it. Set it to 2 or more, e.g. export CUDA_DEVICE_MAX_CONNECTIONS=2."
         )
     if flags.fsdp2_config_path is None:
-        raise ConfigError(
-            "--fsdp2-config-path", "MindSpeed-MM requires one with --use-torch-fsdp2", "name an fsdp2.yaml"
-        )
+        raise ConfigError("--fsdp2-config-path: MindSpeed-MM requires one with --use-torch-fsdp2. Name an fsdp2.yaml.")
     fp16 = flags.parts["fp16"]
     if fp16 or flags.parts["use_distributed_optimizer"]:
         flag = "--fp16" if fp16 else "--use-distributed-optimizer"
         raise ConfigError(
-            flag, "cannot be combined with --use-torch-fsdp2", f"drop {flag} (fsdp2.yaml sets the precision)"
+            f"{flag} cannot be combined with --use-torch-fsdp2. Drop {flag} (fsdp2.yaml sets the precision)."
         )
     if flags.ckpt_format not in (None, "torch_dcp"):
         raise ConfigError(
-            f"--ckpt-format = {flags.ckpt_format}",
-            "with FSDP2 a DiT is saved as torch_dcp, which the standalone host reads as well",
-            "drop the flag",
+            f"--ckpt-format = {flags.ckpt_format}: with FSDP2 a DiT is saved as torch_dcp, which the standalone host "
+            "reads as well. Drop the flag."
         )
 
 
 def _check_wrapped(flags: RunConfig, mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None and not mm.fsdp2.sub_modules_to_wrap:
         raise ConfigError(
-            f"{flags.fsdp2_config_path}: sub_modules_to_wrap",
-            "is missing or empty: MindSpeed-MM fails on it",
-            "name the modules to wrap, e.g. predictor.blocks.{*}",
+            f"{flags.fsdp2_config_path}: sub_modules_to_wrap is missing or empty: MindSpeed-MM fails on it. Name the "
+            "modules to wrap, e.g. predictor.blocks.{*}."
         )
 
 

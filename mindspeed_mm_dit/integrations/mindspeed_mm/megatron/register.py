@@ -45,9 +45,8 @@ def register() -> None:
             entry = table.get(model_id, ours)
             if entry is not ours:
                 raise ConfigError(
-                    f"mindspeed_mm {name}[{model_id!r}]",
-                    f"is taken by {entry.__module__}.{entry.__qualname__}",
-                    "unload the other plugin; a foreign entry is never replaced",
+                    f"mindspeed_mm {name}[{model_id!r}] is taken by {entry.__module__}.{entry.__qualname__}. Unload "
+                    "the other plugin; a foreign entry is never replaced."
                 )
     for _, table, entries in OURS:
         table.update(entries)

@@ -47,9 +47,9 @@ def check_replaced(checkpointer: type) -> None:
         actual = tuple(inspect.signature(function).parameters) if function else ()
         if missing := [parameter for parameter in parameters if parameter not in actual]:
             raise PlatformError(
-                f"mindspeed_mm {checkpointer.__name__}.{name}",
-                f"has the parameters {actual}, and lacks {', '.join(missing)}, which our replacement needs",
-                f"use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} (docs/mindspeed_mm.md)",
+                f"mindspeed_mm {checkpointer.__name__}.{name} has the parameters {actual}, and lacks "
+                f"{', '.join(missing)}, which our replacement needs. Use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} "
+                "(docs/mindspeed_mm.md)."
             )
 
 
@@ -60,27 +60,26 @@ def check_engine(what: str = f"--host = {NAME}") -> None:
     mindspeed = package_folder("mindspeed")
     missing = [name for name in ("mindspeed_mm", "mindspeed") if package_folder(name) is None]
     if missing or mindspeed is None:
-        cure = "install MindSpeed-MM (it is not on PyPI), or leave --host out"
-        raise PlatformError(what, f"{', '.join(missing)} cannot be found", cure)
+        raise PlatformError(
+            f"{what}: {', '.join(missing)} cannot be found. Install MindSpeed-MM (it is not on PyPI), or leave "
+            "--host out."
+        )
     if not trainer_script().is_file():
-        raise PlatformError(what, f"this MindSpeed-MM has no {TRAINER}", f"use {KNOWN_MINDSPEED_MM[0]}")
+        raise PlatformError(f"{what}: this MindSpeed-MM has no {TRAINER}. Use {KNOWN_MINDSPEED_MM[0]}.")
     if not (mindspeed / "fsdp").is_dir():
         raise PlatformError(
-            what,
-            f"the MindSpeed in {mindspeed} has no mindspeed.fsdp",
-            "use the branch that goes with your MindSpeed-MM, 26.1.0_core_r0.12.1 for v26.1.0",
+            f"{what}: the MindSpeed in {mindspeed} has no mindspeed.fsdp. Use the branch that goes with your "
+            "MindSpeed-MM, 26.1.0_core_r0.12.1 for v26.1.0."
         )
     if lacking := missing_from(RELIED_ON):
         raise PlatformError(
-            what,
-            f"what is installed lacks {', '.join(lacking)}, which this project relies on",
-            f"use MindSpeed-MM {' or '.join(KNOWN_MINDSPEED_MM)} with its MindSpeed (docs/mindspeed_mm.md)",
+            f"{what}: what is installed lacks {', '.join(lacking)}, which this project relies on. Use MindSpeed-MM "
+            f"{' or '.join(KNOWN_MINDSPEED_MM)} with its MindSpeed (docs/mindspeed_mm.md)."
         )
     if not torch.__version__.startswith(KNOWN_TORCH):  # (2.7.1.post4 counts, as in the engine)
         raise PlatformError(
-            what,
-            f"the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is {torch.__version__.partition('+')[0]}",
-            "install one of them, or use --host standalone",
+            f"{what}: the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is "
+            f"{torch.__version__.partition('+')[0]}. Install one of them, or use --host standalone."
         )
 
 

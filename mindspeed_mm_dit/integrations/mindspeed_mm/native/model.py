@@ -128,8 +128,9 @@ def inject_our_adapters() -> None:
     try:
         import peft
     except ImportError:
-        what = "training.lora.enable = true"
-        raise PlatformError(what, "the engine needs peft, which is not installed", "install peft") from None
+        raise PlatformError(
+            "training.lora.enable = true: the engine needs peft, which is not installed. Install peft."
+        ) from None
     theirs = peft.inject_adapter_in_model
 
     def inject(config: Any, model: Any, *rest: Any, **named: Any) -> Any:

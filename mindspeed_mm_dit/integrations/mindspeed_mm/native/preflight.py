@@ -92,15 +92,16 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, run_tuning(flags, flags.init_from))
     check_restorable(dataclasses.replace(flags, mm=mm))
     if read.training.save_format == HF and mm.model.predictor.model_id not in FAMILIES and not adapters_of(mm.model):
-        reason = f"diffusers has no {mm.model.predictor.model_id}"
-        raise ConfigError("training.save_format = hf", reason, "drop it; mm-dit convert makes a .safetensors")
+        raise ConfigError(
+            f"training.save_format = hf: diffusers has no {mm.model.predictor.model_id}. Drop it; mm-dit convert "
+            "makes a .safetensors."
+        )
     data = mm.data_set
     if flags.eval_interval and not data.num_valid:
         raise ConfigError(
-            f"training.val_interval = {flags.eval_interval} (--eval-interval)",
-            f"no {data.noun} is held out: dataset_param.valid_fraction in data.json is "
-            f"{mm.data.dataset_param.valid_fraction}",
-            "set valid_fraction, name a separate data.json (data.val_dataset_param), or drop the interval",
+            f"training.val_interval = {flags.eval_interval} (--eval-interval): no {data.noun} is held out: "
+            f"dataset_param.valid_fraction in data.json is {mm.data.dataset_param.valid_fraction}. Set "
+            "valid_fraction, name a separate data.json (data.val_dataset_param), or drop the interval."
         )
     if host.rank == 0:
         check_outputs(flags)
@@ -114,7 +115,7 @@ def check_offered(read: Any) -> None:
     parallel, training, loader = read.parallel, read.training, read.data.dataloader_param
     for key, (supported, reason, cure) in SUPPORTED.items():
         if (value := lookup(read, key)) not in supported:
-            raise ConfigError(f"{key} = {written(value)}", reason, cure)
+            raise ConfigError(f"{key} = {written(value)}: {reason}. {cure}")
     dtype = parallel.fsdp_plan.param_dtype
     if (
         parallel.fully_shard_parallel_size == 1
@@ -122,34 +123,34 @@ def check_offered(read: Any) -> None:
         and dtype not in (None, "fp32")
     ):
         raise ConfigError(
-            f"parallel.fsdp_plan.param_dtype = {dtype}",
-            "with fully_shard_parallel_size 1 the engine makes weights, moments and average of this type",
-            "drop it and write model.bf16: true, or write training.init_model_with_meta_device: true",
+            f"parallel.fsdp_plan.param_dtype = {dtype}: with fully_shard_parallel_size 1 the engine makes weights, "
+            "moments and average of this type. Drop it and write model.bf16: true, or write "
+            "training.init_model_with_meta_device: true."
         )
     if loader.dataloader_mode != "base" or loader.num_workers:
         raise ConfigError(
-            f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}",
-            "our data set determines the order and the random numbers, and has its own threads",
-            "write base and 0; data.dataset_param.num_workers sets the threads",
+            f"data.dataloader_param: dataloader_mode = {loader.dataloader_mode}, num_workers = {loader.num_workers}: "
+            "our data set determines the order and the random numbers, and has its own threads. Write base and 0; "
+            "data.dataset_param.num_workers sets the threads."
         )
     if training.train_epochs is not None and not loader.drop_last:
-        raise ConfigError("data.dataloader_param.drop_last = false", "all batches here are complete", "write true")
+        raise ConfigError("data.dataloader_param.drop_last = false: all batches here are complete. Write true.")
     if training.load_format == HF and not (training.load and training.no_load_optim and training.no_load_rng):
         raise ConfigError(
-            "training.load_format = hf", "names weights alone",
-            "write training.load, no_load_optim: true and no_load_rng: true; or model.init_from",
+            "training.load_format = hf names weights alone. Write training.load, no_load_optim: true and "
+            "no_load_rng: true; or model.init_from."
         )  # fmt: skip
     held_out = read.data.val_dataset_param
     if held_out is not None and (held_out.dataset_type, bool(getattr(held_out, "mm_data", None))) != (DATA_ID, True):
         raise ConfigError(
-            "data.val_dataset_param", "does not name a data.json of ours",
-            f"write dataset_type: {DATA_ID}, and mm_data: the data.json of the validation set",
+            f"data.val_dataset_param does not name a data.json of ours. Write dataset_type: {DATA_ID}, and mm_data: "
+            "the data.json of the validation set."
         )  # fmt: skip
     if parallel.fsdp_plan.ignored_modules and parallel.world_size > 1:
         raise ConfigError(
-            f"parallel.fsdp_plan.ignored_modules = {parallel.fsdp_plan.ignored_modules}",
-            "the engine does not average their gradients over the ranks, so the ranks would diverge",
-            "drop it, or use --host standalone, which averages them",
+            f"parallel.fsdp_plan.ignored_modules = {parallel.fsdp_plan.ignored_modules}: the engine does not average "
+            "their gradients over the ranks, so the ranks would diverge. Drop it, or use --host standalone, which "
+            "averages them."
         )
 
 
@@ -172,17 +173,18 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
     ):
         for pattern in patterns or ():
             if not any(module_name_match(pattern, name) for name in names):
-                raise ConfigError(f"{setting}: {pattern}", "matches no module", nearest(pattern, names))
+                raise ConfigError(f"{setting}: {pattern} matches no module. {nearest(pattern, names)}")
     for pattern in read.model.freeze:
         try:
             module_name_match(pattern, "")
         except ValueError:
-            reason = "in braces the engine takes {*} and {0-3}"
-            raise ConfigError(f"model.freeze: {pattern}", reason, "write several patterns") from None
+            raise ConfigError(
+                f"model.freeze: {pattern}: in braces the engine takes {{*}} and {{0-3}}. Write several patterns."
+            ) from None
     targets = read.training.lora.target_modules
     if adapters_of(mm.model) and not match_target_modules(predictor, targets):
         raise ConfigError(
-            f"training.lora.target_modules = {targets}",
-            "matches no module for the engine, which supports neither numbers in braces there nor sets like attention",
-            f"also name one of the layers in full: {next(iter(adapters_of(mm.model)))}",
+            f"training.lora.target_modules = {targets} matches no module for the engine, which supports neither "
+            "numbers in braces there nor sets like attention. Also name one of the layers in full: "
+            f"{next(iter(adapters_of(mm.model)))}."
         )

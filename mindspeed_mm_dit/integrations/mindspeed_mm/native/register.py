@@ -28,7 +28,7 @@ def register() -> None:
         (f"collate_param.collator_id = {COLLATOR_ID}", DATA_COLLATOR.get(COLLATOR_ID)),
     ):
         if registered is not None:
-            raise ConfigError(name, f"is taken by {_name(registered)}", "unload the other plugin (training.plugin)")
+            raise ConfigError(f"{name} is taken by {_name(registered)}. Unload the other plugin (training.plugin).")
     model_register.register(MODEL_ID)(NativeModel)
     data_register.register(DATA_ID)(datasets)
     DATA_COLLATOR[COLLATOR_ID] = WholeBatchCollator

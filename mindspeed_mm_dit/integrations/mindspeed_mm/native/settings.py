@@ -154,15 +154,13 @@ def check_schedule(flags: RunConfig) -> None:
     """Raise ConfigError for a learning rate schedule that the engine does not have."""
     if flags.lr_decay_style == "inverse-square-root":
         raise ConfigError(
-            "--lr-decay-style = inverse-square-root",
-            "MindSpeed-MM's native engine does not have it",
-            "use constant, linear or cosine, or another --host",
+            "--lr-decay-style = inverse-square-root: MindSpeed-MM's native engine does not have it. Use constant, "
+            "linear or cosine, or another --host."
         )
     if flags.lr_decay_style == "linear" and (flags.min_lr or (flags.lr_decay_iters or 0) not in (0, flags.train_iters)):
         raise ConfigError(
-            "--lr-decay-style = linear",
-            "MindSpeed-MM's native engine lets it end at 0, after --train-iters",
-            "drop --min-lr and --lr-decay-iters, or use --lr-decay-style cosine",
+            "--lr-decay-style = linear: MindSpeed-MM's native engine lets it end at 0, after --train-iters. Drop "
+            "--min-lr and --lr-decay-iters, or use --lr-decay-style cosine."
         )
 
 
@@ -181,9 +179,8 @@ def _shard(content: dict[str, Any], fsdp2: Fsdp2Config | None, world_size: int) 
         put(content, "parallel.fsdp_plan.ignored_modules", patterns(fsdp2.ignored))
     if type(fsdp2.reshard_after_forward) is int:
         raise ConfigError(
-            f"fsdp2.yaml: reshard_after_forward = {fsdp2.reshard_after_forward}",
-            "MindSpeed-MM's native engine knows true and false only",
-            "use one of them",
+            f"fsdp2.yaml: reshard_after_forward = {fsdp2.reshard_after_forward}: MindSpeed-MM's native engine knows "
+            "true and false only. Use one of them."
         )
     for key, name in SHARDING.items():
         if (value := getattr(fsdp2, name)) is not None:
@@ -265,16 +262,16 @@ def check_keys(path: str) -> None:
 
     content = read_yaml(path, "CONFIG")
     if not isinstance(content, dict):
-        raise ConfigError(path, "expected sections: parallel, model, data, features, training, tools")
+        raise ConfigError(f"{path}: expected sections: parallel, model, data, features, training, tools.")
     _check_section(content, Arguments, "", path)
     for key in REQUIRED:
         if not isinstance(get(content, key), str):
             raise ConfigError(
-                f"{path}: {key}", "is required and missing", "name the JSON file, as --mm-model and --mm-data do"
+                f"{path}: {key} is required and missing. Name the JSON file, as --mm-model and --mm-data do."
             )
     for key, expected in _IDS.items():
         if (actual := get(content, key)) != expected and not (isinstance(actual, list) and expected in actual):
-            raise ConfigError(f"{path}: {key} = {written(actual)}", "is not ours", f"write {expected}")
+            raise ConfigError(f"{path}: {key} = {written(actual)} is not ours. Write {expected}.")
     _check_ranks(get(content, SHARDS), framework.runtime.world_size(), path)
 
 
@@ -285,13 +282,13 @@ def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str
         key = f"{prefix}{name}"
         if name not in known and name not in ours:
             raise ConfigError(
-                f"{path}: {key} = {shorten_repr(value)}", "unknown key", nearest(str(name), [*known, *ours])
+                f"{path}: {key} = {shorten_repr(value)}: unknown key. {nearest(str(name), [*known, *ours])}"
             )
         kind = known.get(name)
         if not hasattr(kind, "model_fields") or key in OPEN:
             continue
         if not isinstance(value, dict):
-            raise ConfigError(f"{path}: {key} = {written(value)}", "is a section, and has keys", f"write {name}: {{}}")
+            raise ConfigError(f"{path}: {key} = {written(value)} is a section, and has keys. Write {name}: {{}}.")
         _check_section(value, kind, f"{key}.", path)
 
 
@@ -299,12 +296,12 @@ def _check_ranks(size: Any, ranks: int, path: str) -> None:
     """Raise ConfigError unless ``ranks`` can be divided into copies of the weights on ``size`` ranks each."""
     if size is None or size == "auto":
         return
-    what, cure = f"{path}: {SHARDS} = {shorten_repr(size)}", "write auto, or a divisor of the number of ranks"
+    what, cure = f"{path}: {SHARDS} = {shorten_repr(size)}", "Write auto, or a divisor of the number of ranks."
     if not str(size).isdecimal() or not int(size):
-        raise ConfigError(what, "is no number of ranks", cure)
+        raise ConfigError(f"{what} is no number of ranks. {cure}")
     if ranks % int(size):
         equation = f"shards({size}) * copies({ranks // int(size)}) != WORLD_SIZE({ranks})"
-        raise ConfigError(what, f"does not divide the ranks: {equation}", f"{cure} (torchrun --nproc_per_node)")
+        raise ConfigError(f"{what} does not divide the ranks: {equation}. {cure} (torchrun --nproc_per_node).")
 
 
 def refused(path: str, error: BaseException) -> ConfigError:
@@ -314,14 +311,18 @@ def refused(path: str, error: BaseException) -> ConfigError:
     if not isinstance(error, ValidationError):
         reason = f"MindSpeed-MM's native engine does not take it: {error}"
         of_a_word = str(error).startswith("Command-line")  # (training.lr=1e-4 after the yaml)
-        return ConfigError("command line", reason, f"write it into {path}") if of_a_word else ConfigError(path, reason)
+        return (
+            ConfigError(f"command line: {reason}. Write it into {path}.")
+            if of_a_word
+            else ConfigError(f"{path}: {reason}.")
+        )
     problem = error.errors()[0]
     key, value, message = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
-        return ConfigError(f"{path}: {key}", "is required and missing", "mm-dit plan --write-native prints all")
+        return ConfigError(f"{path}: {key} is required and missing. mm-dit plan --write-native prints all.")
     setting = key if isinstance(value, dict) else f"{key} = {written(value)}"  # (a section: its values do not agree)
-    cure = "leave the key out" if value is None else ""
-    return ConfigError(f"{path}: {setting}", f"MindSpeed-MM's native engine does not take it: {message}", cure)
+    cure = "Leave the key out." if value is None else ""
+    return ConfigError(f"{path}: {setting}: MindSpeed-MM's native engine does not take it: {message}. {cure}")
 
 
 def _key(parts: Sequence[str | int]) -> str:
@@ -351,7 +352,7 @@ def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> Run
         check_schedule(flags)
         return flags
     except ConfigError as error:
-        raise ConfigError(f"{path}: {_key_of_flag(error.what)} ({error.what})", error.reason, error.cure) from None
+        raise ConfigError(f"{path}: {_key_of_flag(str(error))}: {error}") from None
 
 
 def _converted(setting: str, value: Any, action: argparse.Action) -> Any:
@@ -371,7 +372,7 @@ def _converted(setting: str, value: Any, action: argparse.Action) -> Any:
         assert callable(action.type)
         return _typed(setting, value, action.type)
     if not good:
-        raise ConfigError(f"{setting} = {written(value)}", wish)
+        raise ConfigError(f"{setting} = {written(value)}: {wish}.")
     return value
 
 
@@ -380,7 +381,7 @@ def _typed(setting: str, value: Any, kind: Callable[[str], Any]) -> Any:
         return kind(str(value))
     except argparse.ArgumentTypeError as error:
         reason = str(error).rpartition(" is not ")[2]
-        raise ConfigError(f"{setting} = {written(value)}", f"is not {reason}") from None
+        raise ConfigError(f"{setting} = {written(value)} is not {reason}.") from None
 
 
 def _optional_int(text: str) -> Any:

@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the requested comparison; return 0 if both sides agree, 1 if not."""
     if sum(map(bool, (args.traces, args.against, args.model))) != 1 or len(args.traces) not in (0, 2):
-        raise ConfigError("mm-dit compare", "takes two step traces, or --against, or --model", "name one of them")
+        raise ConfigError("mm-dit compare takes two step traces, or --against, or --model. Name one of them.")
     if not args.model:
         _check_output(args.output)
         return _report(args, _compare_traces(args) if args.traces else _compare_with_diffusers(args))
@@ -115,16 +115,16 @@ def check_arguments(args: argparse.Namespace) -> None:
     check_model_fits(model, MemoryLimit("this machine", host_memory_bytes()))
     check_between("--seed", args.seed, 0, MAX_INT64)
     if args.steps < 0 or args.sample_steps < 0:
-        raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps}", "must not be negative")
+        raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps} must not be negative.")
     if args.sample_steps:
         check_sample_steps(args.sample_steps, model)
     if args.batch_size is not None and args.batch_size < 1:
-        raise ConfigError(f"--batch-size = {args.batch_size}", "must be at least 1")
+        raise ConfigError(f"--batch-size = {args.batch_size} must be at least 1.")
     if args.train_args is not None and not Path(args.train_args).is_file():
-        raise ConfigError(f"--train-args = {args.train_args}", "does not exist", "correct it, or leave it out")
+        raise ConfigError(f"--train-args = {args.train_args} does not exist. Correct it, or leave it out.")
     if args.steps:
         if not _data(args).is_file():
-            raise ConfigError(f"--data = {_data(args)}", "does not exist", "name a data.json, or pass --steps 0")
+            raise ConfigError(f"--data = {_data(args)} does not exist. Name a data.json, or pass --steps 0.")
         load_data_config(_data(args), "--data")
     if args.checkpoint:
         find_checkpoint(args.checkpoint)
@@ -133,7 +133,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _check_output(path: str) -> None:
     if Path(path).suffix != ".html":
-        raise ConfigError(f"--output = {path}", "is not a .html")
+        raise ConfigError(f"--output = {path} is not a .html.")
     check_output_file("--output", path)
 
 
@@ -143,8 +143,7 @@ def check_sample_steps(steps: int, model: ModelConfig) -> None:
         sampler = find_sampler(model.diffusion, objective_of(model.diffusion).quick_sampler)
         sampler.check(model.diffusion, steps, sampler.options())
     except ConfigError as error:
-        cure = f"{error.cure.partition(',')[0]}, or 0 for no samples"
-        raise ConfigError(f"--sample-steps = {steps}", error.reason, cure) from None
+        raise ConfigError(f"{str(error).replace('--steps', '--sample-steps', 1)} 0 draws no samples.") from None
 
 
 def _data(args: argparse.Namespace) -> Path:

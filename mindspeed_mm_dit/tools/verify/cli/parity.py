@@ -49,11 +49,13 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return 1 if any error exceeds its tolerance."""
     for flag in ("tolerance", "table_tolerance"):
         if not getattr(args, flag) >= 0:
-            raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)}", "must be a number of at least 0")
+            raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)} must be a number of at least 0.")
     for flag in ("vae", "text_encoder"):
         if getattr(args, flag) and args.ai_framework != "pytorch":
-            cure = "leave it out: the rest of the file is compared without it"
-            raise ConfigError(f"{flag_of(flag)} = {getattr(args, flag)}", "runs on PyTorch alone", cure)
+            raise ConfigError(
+                f"{flag_of(flag)} = {getattr(args, flag)} runs on PyTorch alone. Leave it out: the rest of the file "
+                "is compared without it."
+            )
     from rich.console import Console
     from rich.table import Table
 

@@ -144,16 +144,16 @@ def _missing_hosts(layouts: Sequence[Layout]) -> dict[str, UserError]:
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work, before time is spent."""
     if Path(args.output).suffix != ".html":
-        raise ConfigError(f"--output = {args.output}", "is not a .html")
+        raise ConfigError(f"--output = {args.output} is not a .html.")
     check_output_file("--output", args.output)
     if args.card:
         check_output_file("--card", args.card)
     if args.past:
         return
     if len(args.config) != 1:
-        raise ConfigError("CONFIG", "name one config folder", "or name a run by --run")
+        raise ConfigError("CONFIG: name one config folder. Or name a run by --run.")
     if args.at or args.log or args.card:
-        raise ConfigError("--at, --log and --card", "need a run: --run PATH")
+        raise ConfigError("--at, --log and --card need a run: --run PATH.")
     config_folder(args.config[0])
     check_between(
         "--steps", args.steps, 1, MAX_STEPS, "every layout computes each step, and so does the float64 reference"

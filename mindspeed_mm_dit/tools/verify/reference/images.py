@@ -101,7 +101,7 @@ class LabelledImages:
 
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         if "config" not in arrays:
-            raise CheckpointError("--reference", "has no 'config'", FORMAT)
+            raise CheckpointError(f"--reference has no 'config'. {FORMAT}")
         self.arrays, self._path = arrays, weights["--checkpoint"]
         self._checkpoint = f"--checkpoint = {self._path}"
         self.config = self.network_of(self.flags)
@@ -218,7 +218,7 @@ class RecipeFile(LabelledImages):
         for key in keys:
             if not isinstance(entry, Mapping) or key not in entry:
                 raise CheckpointError(
-                    self._checkpoint, f"lacks {'/'.join(keys)}, which the values were made with", FORMAT
+                    f"{self._checkpoint} lacks {'/'.join(keys)}, which the values were made with. {FORMAT}"
                 )
             entry = entry[key]
         return entry
@@ -228,7 +228,7 @@ class RecipeFile(LabelledImages):
         value = self.setting(*keys)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise CheckpointError(
-                self._checkpoint, f"{'/'.join(keys)} = {shorten_repr(value)} must be a number", FORMAT
+                f"{self._checkpoint}: {'/'.join(keys)} = {shorten_repr(value)} must be a number. {FORMAT}"
             )
         return float(value)
 
@@ -280,7 +280,7 @@ class PublishedDiT(LabelledImages):
     def guided(self, scale: str, channels: str) -> Tensor:
         """Return the published batch of two halves, guided."""
         if int(channels) not in (3, self.config.in_channels):
-            raise CheckpointError(f"--reference: rgb{channels}", "guidance is on 3 or all channels")
+            raise CheckpointError(f"--reference: rgb{channels}: guidance is on 3 or all channels.")
         return self.guided_halves(self.at.x_t, self.at.draws[0], self.arrays["y"], float(scale), int(channels))
 
     def sample(self, chain: str) -> Tensor:

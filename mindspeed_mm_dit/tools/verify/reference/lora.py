@@ -225,13 +225,13 @@ class DiTBase(BaseNetwork):
         config, norm_eps = read_dit_config(section, folder), section.get("norm_eps", 1e-5)
         check_declared_sizes(config, what)
         if not isinstance(norm_eps, float):
-            raise CheckpointError(f"{what}: norm_eps = {shorten_repr(norm_eps)}", "must be a number", FORMAT)
+            raise CheckpointError(f"{what}: norm_eps = {shorten_repr(norm_eps)} must be a number. {FORMAT}")
         arrays = read_safetensors_file(folder / "diffusion_pytorch_model.safetensors")[0]
         network, values = DiffusersDiT(config, norm_eps), _from_diffusers(arrays)
         initial = {name: ops.numpy(p) for name, p in network.named_parameters()}
         optional = tuple(f"dit.{name}" for name in ("pos_embed", *_PER_BLOCK))
         if missing := [name for name in initial if name not in values and not name.startswith(optional)]:
-            raise CheckpointError(str(folder), f"lacks {missing[0]}", "copy the folder again")
+            raise CheckpointError(f"{folder} lacks {missing[0]}. Copy the folder again.")
         runtime.load_arrays(network, initial | values)  # (positional embeddings and unused embedders keep their values)
         return runtime.compiled(runtime.to_runtime_device(network))
 
@@ -242,7 +242,7 @@ class LoraValues:
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         if "--lora" not in weights:
             raise CheckpointError(
-                "--lora", "is missing: the values of the file are those of adapters", "name the folder that has them"
+                "--lora is missing: the values of the file are those of adapters. Name the folder that has them."
             )
         self.arrays, self.weights, self.folder = arrays, weights, Path(weights["--lora"])
         self.base = cache(self._base)

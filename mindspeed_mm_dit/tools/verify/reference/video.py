@@ -147,7 +147,7 @@ def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
     try:
         config.check_latents(shape[1:])
     except ConfigError as error:
-        raise CheckpointError(f"--reference: {name}: {error.what}", error.reason, error.cure) from None
+        raise CheckpointError(f"--reference: {name}: {error}") from None
 
 
 def _check_inputs(arrays: ReferenceArrays, config: Any) -> None:
@@ -175,9 +175,9 @@ def _named(flag: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if error.what.startswith(flag):
+        if str(error).startswith(flag):
             raise
-        raise type(error)(f"{flag}: {error.what}", error.reason, error.cure) from None
+        raise type(error)(f"{flag}: {error}") from None
 
 
 def _read(path: Path) -> tuple[Mapping[str, np.ndarray], dict[str, Any]]:
@@ -295,8 +295,10 @@ class VideoStep:
         self.arrays.check_shape("step/prompt_ids", (B, 1, None))
         states = states_of(self.file, "step/prompt_ids", "step/prompt_mask")
         if states.shape[-1] != width:
-            reason = f"its states have width {states.shape[-1]}, and --checkpoint takes {width}"
-            raise CheckpointError("--text-encoder", reason, "name the text encoder of this network")
+            raise CheckpointError(
+                f"--text-encoder: its states have width {states.shape[-1]}, and --checkpoint takes {width}. Name the "
+                "text encoder of this network."
+            )
         return states
 
     @cached_property

@@ -66,7 +66,7 @@ class WanFile:
     def _described(self, expert: str) -> tuple[Any, dict[str, np.ndarray]]:
         folder = self.folder / expert
         if not diffusers_folder.fits(folder):
-            raise CheckpointError(f"--checkpoint = {folder}", "is not a diffusers folder of a network", FORMAT)
+            raise CheckpointError(f"--checkpoint = {folder} is not a diffusers folder of a network. {FORMAT}")
         section = {k: v for k, v in read_json(folder / "config.json", "--checkpoint").items() if not k.startswith("_")}
         section |= {"latent_size": section.get("patch_size"), "expand_timesteps": self.by_token}
         return config_of(WanConfig, section, f"{folder}/config.json"), diffusers_folder.read(folder).weights
