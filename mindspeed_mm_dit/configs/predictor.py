@@ -57,6 +57,8 @@ class Parameter:
     """Whether it is trained. If not, it keeps its initial value, and is still saved."""
     saved: bool = True
     """Whether checkpoints contain it. If not, it belongs to a frozen base model, of which they store a digest."""
+    stored_as: str = ""
+    """Format of few bits that a frozen weight is kept in (``framework/low_bit.py``); empty: float32."""
     matrices: int = 0
     """Number of matrices fused in it, e.g. 3 for q, k and v in one layer; 0 for a vector, a table, a filter, or the
     last layer. Muon orthogonalises each matrix separately."""

@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.limits import MAX_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS, Parameter, Parameters, Shape
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
+from mindspeed_mm_dit.framework.low_bit import QUANTIZED
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of the two layers of an adapter, inside the layer that it adapts."""
@@ -48,6 +49,8 @@ class Tuning:
     """An adapter adds (alpha / r) B A to the weight."""
     freeze: tuple[str, ...] = ()
     """Patterns of the modules, or single parameters, that are not trained."""
+    base_dtype: str = ""
+    """Format of few bits for the weights of frozen linear layers; empty: float32."""
 
     def __post_init__(self) -> None:
         check_between("--lora-r", self.rank, 1, MAX_RANK)
@@ -73,7 +76,7 @@ class Tuning:
 
         Raises ConfigError for a pattern that matches none.
         """
-        possible = [name.removesuffix(_WEIGHT) for name, p in parameters.items() if _can_have_adapter(name, p)]
+        possible = [name.removesuffix(_WEIGHT) for name, p in parameters.items() if is_linear_weight(name, p)]
         adapted = set().union(*(_matching_names(TARGETS, pattern, possible, _matches_end) for pattern in self.targets))
         return [name for name in possible if name in adapted]
 
@@ -94,6 +97,12 @@ class Tuning:
                 changed |= {
                     f"{layer}.{part}": adapter for part, adapter in adapter_parameters(p.shape, self.rank).items()
                 }
+        if self.base_dtype:
+            changed |= {
+                name: dataclasses.replace(p, stored_as=self.base_dtype)
+                for name, p in changed.items()
+                if not p.trained and is_linear_weight(name, p)
+            }
         if not any(p.trained for p in changed.values()):
             raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)} leaves nothing to train. Freeze fewer modules.")
         return Parameters(changed, parameters.blocks)
@@ -167,7 +176,7 @@ class TunedModel(ModelConfig):
 
 def _set_patterns(flag: str, name: str, parameters: Parameters) -> list[str]:
     """Return a pattern for each layer of a set, in all blocks; with --freeze, for each part of a block."""
-    linear = [weight.removesuffix(_WEIGHT) for weight, p in parameters.items() if _can_have_adapter(weight, p)]
+    linear = [weight.removesuffix(_WEIGHT) for weight, p in parameters.items() if is_linear_weight(weight, p)]
     patterns = []
     for layer in linear if flag == TARGETS else parameters:
         block = parameters.block_of(layer)
@@ -182,7 +191,8 @@ def _set_patterns(flag: str, name: str, parameters: Parameters) -> list[str]:
     return list(dict.fromkeys(patterns))
 
 
-def _can_have_adapter(name: str, p: Parameter) -> bool:
+def is_linear_weight(name: str, p: Parameter) -> bool:
+    """Return whether a parameter is the weight (out, in) of a linear layer inside the network."""
     return name.endswith(_WEIGHT) and len(p.shape) == 2 and p.matrices > 0
 
 
@@ -275,6 +285,13 @@ class FineTuning:
     lora_dropout: float = flag(
         "dropout of the adapters; only 0, MindSpeed-MM's default, is supported", 0.0, type=float, metavar="P"
     )
+    base_dtype: str | None = flag(
+        "store the weights of frozen linear layers in few bits: nf4 (4 bits), int8, fp8 (8) or bf16 (16); each is "
+        "widened inside its products only",
+        None,
+        choices=QUANTIZED,
+        compared="setting",
+    )
     freeze: tuple[str, ...] = flag(
         "do not train these modules of the predictor, e.g. y_embedder or blocks.{0-13}",
         (),
@@ -296,7 +313,7 @@ def run_tuning(args: FineTuning, init_from: str | None) -> Tuning:
 
 def tuning_from_flags(args: FineTuning) -> Tuning:
     """Return the tuning that the flags request; raises ConfigError for flags that contradict each other."""
-    tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze)
+    tuning = Tuning(args.lora_target_modules, args.lora_r, args.lora_alpha, args.freeze, args.base_dtype or "")
     if args.lora_dropout:
         raise ConfigError(
             f"--lora-dropout = {args.lora_dropout:g} is not supported: random numbers must depend only on seed and "
@@ -308,6 +325,11 @@ def tuning_from_flags(args: FineTuning) -> Tuning:
             f"{FREEZE} = {' '.join(tuning.freeze)}: with {TARGETS} only the adapters are trained. Leave one of the "
             "two out."
         )  # fmt: skip
-    if not tuning.targets and dataclasses.replace(tuning, freeze=()) != _PLAIN:
+    if tuning.base_dtype and not (tuning.targets or tuning.freeze):
+        raise ConfigError(
+            f"--base-dtype = {tuning.base_dtype} is for weights that do not train, and here all of them do. Add "
+            f"{TARGETS} or {FREEZE}, or leave it out."
+        )
+    if not tuning.targets and dataclasses.replace(tuning, freeze=(), base_dtype="") != _PLAIN:
         raise ConfigError(f"--lora-r, --lora-alpha have no effect without {TARGETS}. Add it, or drop them.")
     return tuning

@@ -96,6 +96,10 @@ RUNTIME = {
     "each_any_over_ranks": "(list of bool) -> list of bool: each true if it is true on any rank, in one exchange",
     "barrier": "(): wait for every rank",
     "load_arrays": "(module, {name: array}): write values into the parameters of a module",
+    "HAS_LOW_BIT_WEIGHTS": "whether frozen linear layers can keep their weights in few bits",
+    "without_weights": "() -> context in which linear layers are built without memory for their weights",
+    "pack_weights": "(network, {name of a weight: format}): linear layers, built in without_weights, keep these "
+    "weights in few bits, and get memory for the others; the values come later",
     "shapes": "(module) -> {name: shape} of its parameters",
     "meta_device_context": "() -> context in which tensors have shapes and no values; None if there is no such context",
     "to_runtime_device": "(module) -> the module on the device",

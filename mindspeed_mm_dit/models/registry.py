@@ -7,6 +7,7 @@ registered by name (``mindspeed_mm_dit.registry``). No framework is imported bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,9 @@ from mindspeed_mm_dit.configs.teacher import (
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
-from mindspeed_mm_dit.framework import active
+from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder
-from mindspeed_mm_dit.models.meta import adapters_of
+from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.models.pretrained import check_weights, read_tensors
 from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
@@ -89,7 +90,11 @@ PREDICTOR_MODEL_MAPPINGS = _Builders()
 
 def build_predictor(config: ModelConfig) -> Any:
     """Build the network of model.json with its adapters; the values are loaded later."""
-    network = network_of(config.predictor)
+    formats = {name: p.stored_as for name, p in parameters_of(config).items() if p.stored_as}
+    with runtime.without_weights() if formats else nullcontext():
+        network = network_of(config.predictor)
+    if formats:
+        runtime.pack_weights(network, formats)
     if adapters := adapters_of(config):
         from mindspeed_mm_dit.models.layers import with_adapters
 

@@ -15,6 +15,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.predictor import Parameter, Parameters, PredictorConfig, count
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.framework.low_bit import num_bytes
 from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
 from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
@@ -154,7 +155,8 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     encoders: list[Any] = [model.ae, *model.teachers, *([model.image_encoder] if model.image_encoder else [])]
     activations, workspace = activation_bytes(model, placement)
     state = {
-        "weights": 4 * everything,
+        "weights": 4 * everything
+        + sum(stored_bytes(p) - 4 * count([p], S) for p in parameters.values() if p.stored_as),
         "gradients": 4 * trained,
         "ema": 4 * trained * placement.averages,
         "optimizer": optimizer_bytes(parameters, placement.optimizer, S),
@@ -168,6 +170,11 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
         activations_per_image=activations,
         workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
     )
+
+
+def stored_bytes(p: Parameter) -> int:
+    """Return the bytes of a weight in few bits; each rank holds all of them."""
+    return num_bytes(p.stored_as, p.shape)
 
 
 def optimizer_bytes(parameters: Parameters, optimizer: ChosenOptimizer, shards: int = 1) -> int:

@@ -35,6 +35,8 @@ BF16_MODES: tuple[ComputeMode, ...] = ()
 """Modes in which a training step may compute in bfloat16: none yet."""
 HAS_CONTEXT_PARALLEL = False
 """Whether several ranks can share the tokens of a sample: not yet."""
+HAS_LOW_BIT_WEIGHTS = False
+"""Whether frozen linear layers can keep their weights in few bits: not yet."""
 
 
 class _Job:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import GELU, GroupNorm, Module, ModuleList, Sequential, SiLU
 
 from mindspeed_mm_dit.configs.predictor import Rule, Shape
+from mindspeed_mm_dit.framework.pytorch.low_bit import PackedWeight, builds_without_weights
 
 
 class Linear(torch.nn.Linear):
@@ -22,15 +23,19 @@ class Linear(torch.nn.Linear):
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, init: Rule | None = None, matrices: int = 1
     ) -> None:
-        super().__init__(in_features, out_features, bias)
+        super().__init__(in_features, out_features, bias, device="meta" if builds_without_weights() else None)
+        if bias and builds_without_weights():
+            self.bias = torch.nn.Parameter(torch.zeros(out_features))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b, (..., out_features), of x (..., in_features)."""
         return linear(x, self.weight, self.bias)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, (..., out); x: (..., in), weight: (out, in), bias: (out,)."""
+def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """Return x W^T + b, (..., out); x: (..., in), weight: (out, in), perhaps in few bits, bias: (out,)."""
+    if isinstance(weight, PackedWeight):
+        return weight.product(x, bias)
     if torch.compiler.is_compiling():  # (first: the checks below would break the compiler's graph)
         return torch.nn.functional.linear(x, weight, bias)
     if onednn_is_faster() and _plain_float32(x, weight):

@@ -21,6 +21,9 @@ from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.exits import exits_on_sigint
 from mindspeed_mm_dit.framework.pytorch import sequence
+from mindspeed_mm_dit.framework.pytorch.low_bit import pack_weights as pack_weights
+from mindspeed_mm_dit.framework.pytorch.low_bit import packed_weights
+from mindspeed_mm_dit.framework.pytorch.low_bit import without_weights as without_weights
 from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
@@ -30,6 +33,8 @@ BF16_MODES: tuple[ComputeMode, ...] = ("autocast", "fsdp2")
 """Modes in which a training step may compute in bfloat16."""
 HAS_CONTEXT_PARALLEL = True
 """Whether several ranks can share the tokens of a sample (``sequence``)."""
+HAS_LOW_BIT_WEIGHTS = True
+"""Whether frozen linear layers can keep their weights in few bits (``pack_weights``)."""
 _sequence_ranks = 1
 _num_microbatches = 1
 _cpu_only = False
@@ -264,8 +269,12 @@ def barrier() -> None:
 def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
     """Write ``arrays`` into the parameters of ``module``, of which each rank may hold a part; all must exist."""
     parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, without those of wrappers)
+    packed = packed_weights(module)
     with torch.no_grad():
         for name, array in arrays.items():
+            if name in packed:
+                packed[name].load(array, device())
+                continue
             parameter, value = parameters[name], torch.as_tensor(array)
             assert parameter.shape == value.shape, (name, parameter.shape, value.shape)
             if is_sharded(parameter):

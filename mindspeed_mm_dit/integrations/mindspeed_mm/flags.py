@@ -86,6 +86,10 @@ FLAGS: Mapping[str, Meaning] = {
     "lora_alpha": _same("training.lora.alpha"),
     "lora_dropout": _same("training.lora.dropout"),
     "freeze": Meaning(_WHOLE_NETWORK, Key("model.freeze")),
+    "base_dtype": Meaning(
+        _WHOLE_NETWORK,
+        HubRefusal("keeps the base as its own quantize section says", "leave it out, or use --host standalone"),
+    ),
     # distribution
     "distributed_backend": Meaning(SAME, IGNORED),
     # checkpoints, validation and logging

@@ -1,0 +1,310 @@
+"""Weights that are stored in few bits: what the bits stand for, defined once for NumPy and for PyTorch.
+
+A format stores a weight of n numbers in *parts*, arrays by name; all numbers are computed in float32:
+
+    nf4     codes uint8 (n / 2,): two a byte, the first in the high half; absmax (n / 64,): w = table[code] absmax
+            (Dettmers et al. 2023, arXiv 2305.14314). Blocks of 64 run over the flat weight, across rows. Double
+            quantisation stores absmax as uint8: absmax = map[code] scale[block of 256] + offset
+    fp8     codes uint8: bits of float8 e4m3 or e5m2; scale, of the whole weight or of each row: w = code scale
+    int8    codes int8; scale as for fp8. If rotated, groups of inputs are multiplied by a Hadamard matrix (ConvRot)
+    bf16    codes uint8 (2 n,): the upper halves of float32
+    q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k     codes uint8 (blocks, bytes of a block), as in GGUF files (llama.cpp)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mindspeed_mm_dit.framework.safetensors_file import widen as widen_float
+
+Array = Any
+
+BLOCK = 64
+"""Numbers that share a scale in nf4 here; files may have other blocks."""
+# The quantiles of a normal distribution that bitsandbytes rounds to (Dettmers et al. 2023, appendix E).
+NF4 = np.array(
+    [-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0],
+    np.float32,
+)  # fmt: skip
+_ROTATION = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.float32) / 2
+
+
+class Arrays(NamedTuple):
+    """What formulas need of an array library; the rest (slices, shifts, products, reshape) NumPy and PyTorch share."""
+
+    float32: Callable[[Array], Array]
+    """Numbers -> float32."""
+    view: Callable[[Array, str], Array]
+    """(bytes (..., n), "int8", "float16", "bfloat16" or a float8) -> what they stand for, as they lie; not float32."""
+    take: Callable[[Array, Array], Array]
+    """(table, integers) -> rows of the table."""
+    concatenate: Callable[[list[Array], int], Array]
+    constant: Callable[[np.ndarray, Array], Array]
+    """(array, like) -> the array where ``like`` is."""
+
+
+def _view(array: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype in ("int8", "float16"):
+        return np.ascontiguousarray(array).view(dtype)
+    bits = np.ascontiguousarray(array).view(np.uint16) if dtype == "bfloat16" else array
+    return widen_float(bits, dtype)
+
+
+NUMPY = Arrays(
+    lambda array: array.astype(np.float32, copy=False),
+    _view,
+    lambda table, codes: table[codes],
+    np.concatenate,
+    lambda array, like: array,
+)
+
+
+@dataclass(frozen=True)
+class LowBitWeight:
+    """A weight as it is stored; its parts are arrays of NumPy, or tensors."""
+
+    format: str
+    """A key of ``FORMATS``."""
+    shape: tuple[int, ...]
+    parts: Mapping[str, Array]
+    options: tuple[tuple[str, Any], ...] = ()
+    """Settings of the format, by name: ``dtype`` of fp8, ``rotation`` of int8 and fp8, ``block`` of nf4."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(int(part.nbytes) for part in self.parts.values())
+
+    def widened(self, library: Arrays = NUMPY) -> Array:
+        """Return the weight, float32 of ``shape``."""
+        return FORMATS[self.format].widen(self.parts, self.shape, dict(self.options), library)
+
+
+def num_bytes(name: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a weight (out, in) that :func:`quantized` brings into the format ``name``."""
+    numbers, rows = math.prod(shape), shape[0]
+    return {
+        "nf4": -(-numbers // 2) + 4 * -(-numbers // BLOCK) + NF4.nbytes,
+        "fp8": numbers + 4,
+        "int8": numbers + 4 * rows,
+        "bf16": 2 * numbers,
+    }[name]
+
+
+def rotation_matrix(size: int) -> np.ndarray:
+    """Return the symmetric orthogonal matrix (size, size) that ConvRot multiplies groups of inputs by.
+
+    ``size`` is a power of 4; the matrix is its own inverse.
+    """
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < size:
+        matrix = np.kron(matrix, _ROTATION)
+    return matrix
+
+
+def _widen_scaled(parts: Mapping[str, Array], shape: tuple[int, ...], options: dict[str, Any], lib: Arrays) -> Array:
+    codes = parts["codes"]
+    if "dtype" in options:
+        codes = lib.view(codes, options["dtype"])
+    weight = lib.float32(codes).reshape(shape)
+    if "scale" in parts:
+        weight = weight * parts["scale"]
+    if rotation := options.get("rotation", 0):
+        matrix = lib.constant(rotation_matrix(rotation), weight)
+        weight = (weight.reshape(-1, rotation) @ matrix).reshape(shape)
+    return weight
+
+
+def _widen_bf16(parts: Mapping[str, Array], shape: tuple[int, ...], options: dict[str, Any], lib: Arrays) -> Array:
+    return lib.float32(lib.view(parts["codes"], "bfloat16")).reshape(shape)
+
+
+def _widen_nf4(parts: Mapping[str, Array], shape: tuple[int, ...], options: dict[str, Any], lib: Arrays) -> Array:
+    block, table, codes = options.get("block", BLOCK), parts["table"], parts["codes"]
+    absmax = parts["absmax"]
+    if "nested_absmax" in parts:
+        nested = parts["nested_absmax"][:, None]
+        absmax = _by_block(lib.take(parts["nested_map"], absmax), options["nested_block"], lib) * nested
+        absmax = absmax.reshape(-1)[: len(parts["absmax"])] + options["offset"]
+    pairs = lib.take(_pairs(table, lib), codes.reshape(-1))  # (n / 2, 2)
+    return (
+        (_by_block(pairs.reshape(-1), block, lib) * absmax[:, None]).reshape(-1)[: int(np.prod(shape))].reshape(shape)
+    )
+
+
+def _pairs(table: Array, lib: Arrays) -> Array:
+    """Return the two numbers of each byte, (256, 2): a lookup of bytes needs half the indices of one of codes."""
+    byte = np.arange(256)
+    return lib.take(table, lib.constant(np.stack([byte >> 4, byte & 15], 1), table))
+
+
+def _by_block(numbers: Array, block: int, lib: Arrays) -> Array:
+    """Return the numbers in rows of ``block``; the last is filled with zeros."""
+    missing = -len(numbers) % block
+    if missing:
+        numbers = lib.concatenate([numbers, 0 * numbers[:1].repeat(missing)], 0)
+    return numbers.reshape(-1, block)
+
+
+def _halves(codes: Array, lib: Arrays) -> Array:
+    """Return the low halves of the bytes of each block (..., n), then the high ones: (..., 2 n)."""
+    return lib.concatenate([codes & 15, codes >> 4], -1)
+
+
+def _fifth_bits(codes: Array, lib: Arrays) -> Array:
+    """Return the bits of (blocks, 4) bytes, lowest first: (blocks, 32)."""
+    shifts = lib.constant(np.arange(8, dtype=np.uint8), codes)
+    return ((codes[:, :, None] >> shifts) & 1).reshape(-1, 32)
+
+
+def _q8_0(b: Array, lib: Arrays) -> Array:
+    return _half(b, 0, lib) * lib.float32(lib.view(b[:, 2:], "int8"))
+
+
+def _q4_0(b: Array, lib: Arrays) -> Array:
+    return _half(b, 0, lib) * (lib.float32(_halves(b[:, 2:], lib)) - 8)
+
+
+def _q4_1(b: Array, lib: Arrays) -> Array:
+    return _half(b, 0, lib) * lib.float32(_halves(b[:, 4:], lib)) + _half(b, 2, lib)
+
+
+def _q5_0(b: Array, lib: Arrays) -> Array:
+    codes = _halves(b[:, 6:], lib) | (_fifth_bits(b[:, 2:6], lib) << 4)
+    return _half(b, 0, lib) * (lib.float32(codes) - 16)
+
+
+def _q5_1(b: Array, lib: Arrays) -> Array:
+    codes = _halves(b[:, 8:], lib) | (_fifth_bits(b[:, 4:8], lib) << 4)
+    return _half(b, 0, lib) * lib.float32(codes) + _half(b, 2, lib)
+
+
+def _half(b: Array, at: int, lib: Arrays) -> Array:
+    """Return the float16 at a byte of each block, (blocks, 1) float32."""
+    return lib.float32(lib.view(b[:, at : at + 2], "float16"))
+
+
+def _scales_of_6_bits(b: Array, lib: Arrays) -> tuple[Array, Array]:
+    """Return the scales s and minima t (blocks, 8) in the 12 bytes of Q4_K and Q5_K, times the block's d and m."""
+    first, second, third = b[:, 4:8], b[:, 8:12], b[:, 12:16]
+    s = lib.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], -1)
+    t = lib.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], -1)
+    return _half(b, 0, lib) * lib.float32(s), _half(b, 2, lib) * lib.float32(t)
+
+
+def _q4_k(b: Array, lib: Arrays) -> Array:
+    s, t = _scales_of_6_bits(b, lib)
+    codes = _halves(b[:, 16:].reshape(-1, 4, 32), lib).reshape(-1, 8, 32)
+    return s[:, :, None] * lib.float32(codes) - t[:, :, None]
+
+
+def _q5_k(b: Array, lib: Arrays) -> Array:
+    s, t = _scales_of_6_bits(b, lib)
+    shifts = lib.constant(np.arange(8, dtype=np.uint8)[:, None], b)
+    codes = _halves(b[:, 48:].reshape(-1, 4, 32), lib).reshape(-1, 8, 32)
+    codes = codes | (((b[:, None, 16:48] >> shifts) & 1) << 4)
+    return s[:, :, None] * lib.float32(codes) - t[:, :, None]
+
+
+def _q6_k(b: Array, lib: Arrays) -> Array:
+    low, high, scales = b[:, :128].reshape(-1, 2, 64), b[:, 128:192].reshape(-1, 2, 1, 32), b[:, 192:208]
+    shifts = lib.constant(np.array([0, 2, 4, 6], np.uint8)[:, None], b)
+    codes = _halves(low, lib).reshape(-1, 2, 4, 32) | (((high >> shifts) & 3) << 4)  # runs of 32
+    numbers = (lib.float32(codes) - 32).reshape(-1, 16, 16)
+    return _half(b, 208, lib)[:, :, None] * lib.float32(lib.view(scales, "int8"))[:, :, None] * numbers
+
+
+class Format(NamedTuple):
+    """How a weight is stored."""
+
+    widen: Callable[[Mapping[str, Array], tuple[int, ...], dict[str, Any], Arrays], Array]
+    """(parts, shape, options, library) -> the weight, float32."""
+    bytes_of_block: int = 0
+    """Of a type of GGUF."""
+    numbers_of_block: int = 0
+    """Of a type of GGUF; rows consist of whole blocks."""
+
+
+def _gguf(decode: Callable[[Array, Arrays], Array], num_bytes: int, numbers: int) -> Format:
+    def widen(parts: Mapping[str, Array], shape: tuple[int, ...], options: dict[str, Any], lib: Arrays) -> Array:
+        return decode(parts["codes"].reshape(-1, num_bytes), lib).reshape(shape)
+
+    return Format(widen, num_bytes, numbers)
+
+
+FORMATS = {
+    "nf4": Format(_widen_nf4),
+    "fp8": Format(_widen_scaled),
+    "int8": Format(_widen_scaled),
+    "bf16": Format(_widen_bf16),
+    "q8_0": _gguf(_q8_0, 34, 32),
+    "q4_0": _gguf(_q4_0, 18, 32),
+    "q4_1": _gguf(_q4_1, 20, 32),
+    "q5_0": _gguf(_q5_0, 22, 32),
+    "q5_1": _gguf(_q5_1, 24, 32),
+    "q4_k": _gguf(_q4_k, 144, 256),
+    "q5_k": _gguf(_q5_k, 176, 256),
+    "q6_k": _gguf(_q6_k, 210, 256),
+}
+
+
+# --- quantise ---------------------------------------------------------------------------------------------------------
+
+
+def quantized(weight: np.ndarray, name: str) -> LowBitWeight:
+    """Return a weight (out, in) in the format ``name``, "nf4", "fp8", "int8" or "bf16", each number the nearest.
+
+    nf4 has blocks of 64, as bitsandbytes; int8 a scale for each row; fp8 (e4m3) one for the weight, as ComfyUI.
+    """
+    return _QUANTIZE[name](np.ascontiguousarray(weight, np.float32))
+
+
+def _to_nf4(weight: np.ndarray) -> LowBitWeight:
+    blocks = _by_block(weight.reshape(-1), BLOCK, NUMPY)
+    absmax = np.abs(blocks).max(1)
+    relative = blocks / np.maximum(absmax, np.finfo(np.float32).tiny)[:, None]
+    codes = np.searchsorted((NF4[1:] + NF4[:-1]) / 2, relative.reshape(-1), side="left").astype(np.uint8)
+    packed = (codes[::2] << 4) | codes[1::2]
+    return LowBitWeight("nf4", weight.shape, {"codes": packed[: -(-weight.size // 2)], "absmax": absmax, "table": NF4})
+
+
+def _to_int8(weight: np.ndarray) -> LowBitWeight:
+    scale = np.abs(weight).max(1, keepdims=True) / np.float32(127)
+    codes = np.rint(weight / np.maximum(scale, np.finfo(np.float32).tiny)).astype(np.int8)
+    return LowBitWeight("int8", weight.shape, {"codes": codes, "scale": scale})
+
+
+def _to_fp8(weight: np.ndarray) -> LowBitWeight:
+    scale = np.abs(weight).max() / np.float32(448)
+    relative = np.abs(weight) / max(scale, np.finfo(np.float32).tiny)
+    values = widen_float(np.arange(127, dtype=np.uint8), "float8_e4m3fn")
+    upper = np.searchsorted(values, relative.reshape(-1)).clip(1, 126)
+    below, above = relative.reshape(-1) - values[upper - 1], values[upper] - relative.reshape(-1)
+    code = np.where((below < above) | ((below == above) & (upper % 2 == 1)), upper - 1, upper).astype(np.uint8)
+    codes = code.reshape(weight.shape) | (np.signbit(weight).astype(np.uint8) << 7)
+    return LowBitWeight(
+        "fp8", weight.shape, {"codes": codes, "scale": np.float32(scale)}, (("dtype", "float8_e4m3fn"),)
+    )
+
+
+def _to_bf16(weight: np.ndarray) -> LowBitWeight:
+    bits = weight.view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")  # (to the nearest, ties to even)
+    return LowBitWeight("bf16", weight.shape, {"codes": rounded.view(np.uint8).reshape(-1)})
+
+
+_QUANTIZE: dict[str, Callable[[np.ndarray], LowBitWeight]] = {
+    "nf4": _to_nf4,
+    "fp8": _to_fp8,
+    "int8": _to_int8,
+    "bf16": _to_bf16,
+}
+QUANTIZED = tuple(_QUANTIZE)
+"""Formats that a weight can be brought into here."""

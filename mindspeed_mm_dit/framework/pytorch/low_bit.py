@@ -1,0 +1,159 @@
+"""Frozen linear layers whose weights are stored in few bits, and widened inside each product only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mindspeed_mm_dit.framework.low_bit import FORMATS, Arrays, LowBitWeight, quantized
+
+_DTYPES = {
+    "int8": torch.int8,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+
+
+def _take(table: Tensor, codes: Tensor) -> Tensor:
+    return table.index_select(0, codes.reshape(-1).int()).reshape(*codes.shape, *table.shape[1:])
+
+
+def _constant(array: np.ndarray, like: Tensor) -> Tensor:
+    return torch.as_tensor(array).to(like.device)
+
+
+TORCH = Arrays(
+    Tensor.float,
+    lambda codes, dtype: codes.contiguous().view(_DTYPES[dtype]),
+    _take,
+    torch.cat,
+    _constant,
+)
+
+
+class PackedWeight(nn.Module):
+    """A weight (out, in) in few bits, in place of the parameter ``weight`` of a linear layer.
+
+    Its parts are buffers that no state dict holds: the weight does not train, and belongs to a base that a checkpoint
+    names by its digest.
+    """
+
+    dtype = torch.float32
+    """Of the numbers that the bits stand for."""
+
+    def __init__(self, shape: tuple[int, ...], name: str) -> None:
+        super().__init__()
+        self.shape, self.format = torch.Size(shape), name
+        self._options: tuple[tuple[str, Any], ...] = ()
+        self._names: tuple[str, ...] = ()
+
+    @torch.no_grad()
+    def load(self, weight: np.ndarray | LowBitWeight, device: torch.device) -> None:
+        """Store a weight; one of float32 is quantised first."""
+        stored = weight if isinstance(weight, LowBitWeight) else quantized(np.asarray(weight), self.format)
+        assert tuple(stored.shape) == tuple(self.shape), (stored.shape, self.shape)
+        self.format, self._options, self._names = stored.format, stored.options, tuple(stored.parts)
+        for name, part in stored.parts.items():
+            self.register_buffer(name, torch.tensor(np.asarray(part), device=device), persistent=False)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x W^T + b, (..., out), of x (..., in), in the precision that a linear layer would have."""
+        parts = (getattr(self, name) for name in self._names)
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        return _Product.apply(x.to(dtype), bias, self.format, tuple(self.shape), self._options, self._names, *parts)
+
+    def widened(self) -> Tensor:
+        """Return the weight, (out, in) float32."""
+        parts = [getattr(self, name) for name in self._names]
+        return _widened((self.format, tuple(self.shape), self._options, self._names), parts)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        """Move to another device; the dtypes of the parts belong to the format and stay."""
+        for name in self._names:
+            part = getattr(self, name)
+            moved = fn(part.reshape(-1).view(torch.uint8))
+            setattr(self, name, moved.view(part.dtype).reshape(part.shape))
+        return self
+
+
+def _widened(stored: Any, parts: Iterable[Tensor]) -> Tensor:
+    """Return a weight; ``stored``: format, shape, options and names of parts, which a compiled graph may hold."""
+    name, shape, options, names = stored
+    return FORMATS[name].widen(dict(zip(names, parts)), shape, dict(options), TORCH)
+
+
+class _Product(torch.autograd.Function):
+    """x W^T + b with a frozen W in few bits, of which autograd keeps the bits alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, *stored: Any) -> Tensor:
+        ctx.save_for_backward(*stored[4:])
+        ctx.save_for_forward(*stored[4:])
+        ctx.stored = stored[:4]
+        weight = _widened(stored[:4], stored[4:]).to(x.dtype)
+        return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor | None, bias: Tensor | None, *stored: None) -> Tensor:
+        """Return the derivative along tangents of x and b."""
+        assert x is not None, "the weights are frozen: only x has a tangent"
+        change = nn.functional.linear(x, _widened(ctx.stored, ctx.saved_tensors).to(x.dtype))
+        return change if bias is None else change + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        (grad_output,) = gradients
+        x_needs_grad, bias_needs_grad, *_ = ctx.needs_input_grad
+        grad_x = grad_bias = None
+        if x_needs_grad:
+            grad_x = grad_output @ _widened(ctx.stored, ctx.saved_tensors).to(grad_output.dtype)
+        if bias_needs_grad:
+            grad_bias = grad_output.reshape(-1, grad_output.shape[-1]).sum(0)
+        return (grad_x, grad_bias, *(None for _ in range(4 + len(ctx.saved_tensors))))
+
+
+_building_without_weights = False
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Build the linear layers in this block without memory for their weights, which :func:`pack_weights` gives them."""
+    global _building_without_weights
+    _building_without_weights = True
+    try:
+        yield
+    finally:
+        _building_without_weights = False
+
+
+def builds_without_weights() -> bool:
+    """Return whether the caller is in :func:`without_weights`."""
+    return _building_without_weights
+
+
+def pack_weights(network: nn.Module, formats: Mapping[str, str]) -> None:
+    """Let the linear layers of ``network`` hold the weights that ``formats`` names in few bits, and others in float32.
+
+    formats: name of a weight, "blocks.0.attn.qkv.weight" -> its format. The values are loaded later.
+    """
+    for name, layer in list(network.named_modules()):
+        if not isinstance(layer, nn.Linear):
+            continue
+        if (stored_as := formats.get(f"{name}.weight")) is not None:
+            shape = tuple(layer.weight.shape)
+            del layer.weight
+            layer.weight = PackedWeight(shape, stored_as)  # type: ignore[assignment]
+        elif layer.weight.is_meta:
+            layer.weight = nn.Parameter(torch.zeros(layer.weight.shape))
+
+
+def packed_weights(module: nn.Module) -> dict[str, PackedWeight]:
+    """Return the packed weights of a module by their names."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, PackedWeight)}
