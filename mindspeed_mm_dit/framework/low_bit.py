@@ -24,6 +24,8 @@ from mindspeed_mm_dit.framework.safetensors_file import widen as widen_float
 
 Array = Any
 
+WIDENED_AT_ONCE = 2**22
+"""Numbers that a product on PyTorch widens at once: temporary tensors take about 10 bytes for each."""
 BLOCK = 64
 """Numbers that share a scale in nf4 here; files may have other blocks."""
 # The quantiles of a normal distribution that bitsandbytes rounds to (Dettmers et al. 2023, appendix E).

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.predictor import Parameter, Parameters, PredictorConfig, count
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.framework.low_bit import num_bytes
+from mindspeed_mm_dit.framework.low_bit import WIDENED_AT_ONCE, num_bytes
 from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
 from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
@@ -209,7 +209,18 @@ def activation_bytes(model: ModelConfig, placement: Placement) -> tuple[int, int
 
 
 def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
-    parameters = parameters_of(model)
+    whole = parameters_of(model)
+    widened = max((_widened_bytes(p, placement) for p in whole.values() if p.stored_as), default=0)
+    wide = {name: p for name, p in whole.items() if not p.stored_as}
+    return widened + _copied_bytes(Parameters(wide, whole.blocks), placement)
+
+
+def _widened_bytes(p: Parameter, placement: Placement) -> int:
+    """Return the bytes for widening a weight in few bits inside a product: all of it, and what a chunk takes."""
+    return (2 if placement.precision.mode else 4) * count([p]) + 10 * min(count([p]), WIDENED_AT_ONCE)
+
+
+def _copied_bytes(parameters: Parameters, placement: Placement) -> int:
     if placement.precision.mode == "autocast":
         return 2 * parameters.num_elements()  # a copy of each weight is kept until backward is over
     if placement.shard_ranks == 1 and placement.precision.mode is None and not placement.offloaded:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mindspeed_mm_dit.framework.low_bit import FORMATS, Arrays, LowBitWeight, quantized
+from mindspeed_mm_dit.framework.low_bit import FORMATS, WIDENED_AT_ONCE, Arrays, LowBitWeight, quantized
 
 _DTYPES = {
     "int8": torch.int8,
@@ -83,10 +83,40 @@ class PackedWeight(nn.Module):
         return self
 
 
-def _widened(stored: Any, parts: Iterable[Tensor]) -> Tensor:
-    """Return a weight; ``stored``: format, shape, options and names of parts, which a compiled graph may hold."""
-    name, shape, options, names = stored
-    return FORMATS[name].widen(dict(zip(names, parts)), shape, dict(options), TORCH)
+_TABLES = ("table", "nested_map")
+"""Parts that belong to every number."""
+
+
+def _widened(stored: Any, parts: Iterable[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a weight (out, in) in ``dtype``, widened some rows at a time.
+
+    stored: format, shape, options and names of the parts; plain values, which a compiled graph may hold.
+    """
+    name, (rows, columns), options, names = stored
+    by_name = dict(zip(names, parts))
+    step = max(256, WIDENED_AT_ONCE // columns // 256 * 256)
+    if step >= rows or not all(_is_divisible(part, key, step, rows) for key, part in by_name.items()):
+        return FORMATS[name].widen(by_name, (rows, columns), dict(options), TORCH).to(dtype)
+    weight = torch.empty((rows, columns), dtype=dtype, device=by_name["codes"].device)
+    for begin in range(0, rows, step):
+        end = min(rows, begin + step)
+        some = {key: _rows(part, key, begin, end, rows) for key, part in by_name.items()}
+        weight[begin:end] = FORMATS[name].widen(some, (end - begin, columns), dict(options), TORCH)
+    return weight
+
+
+def _is_divisible(part: Tensor, key: str, step: int, rows: int) -> bool:
+    return key in _TABLES or part.numel() == 1 or part.numel() * step % rows == 0
+
+
+def _rows(part: Tensor, key: str, begin: int, end: int, rows: int) -> Tensor:
+    """Return what belongs to the rows from ``begin`` to ``end`` of a weight."""
+    if key in _TABLES or part.numel() == 1:
+        return part
+    if part.shape[0] == rows:
+        return part[begin:end]
+    flat = part.reshape(-1)
+    return flat[len(flat) * begin // rows : len(flat) * end // rows]
 
 
 class _Product(torch.autograd.Function):
@@ -97,14 +127,14 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(*stored[4:])
         ctx.save_for_forward(*stored[4:])
         ctx.stored = stored[:4]
-        weight = _widened(stored[:4], stored[4:]).to(x.dtype)
+        weight = _widened(stored[:4], stored[4:], x.dtype)
         return nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     def jvp(ctx: Any, x: Tensor | None, bias: Tensor | None, *stored: None) -> Tensor:
         """Return the derivative along tangents of x and b."""
         assert x is not None, "the weights are frozen: only x has a tangent"
-        change = nn.functional.linear(x, _widened(ctx.stored, ctx.saved_tensors).to(x.dtype))
+        change = nn.functional.linear(x, _widened(ctx.stored, ctx.saved_tensors, x.dtype))
         return change if bias is None else change + bias
 
     @staticmethod
@@ -113,7 +143,7 @@ class _Product(torch.autograd.Function):
         x_needs_grad, bias_needs_grad, *_ = ctx.needs_input_grad
         grad_x = grad_bias = None
         if x_needs_grad:
-            grad_x = grad_output @ _widened(ctx.stored, ctx.saved_tensors).to(grad_output.dtype)
+            grad_x = grad_output @ _widened(ctx.stored, ctx.saved_tensors, grad_output.dtype)
         if bias_needs_grad:
             grad_bias = grad_output.reshape(-1, grad_output.shape[-1]).sum(0)
         return (grad_x, grad_bias, *(None for _ in range(4 + len(ctx.saved_tensors))))
