@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mindspeed_mm_dit.framework.safetensors_file import widen as widen_float
 
@@ -68,6 +69,20 @@ NUMPY = Arrays(
 )
 
 
+_TABLES = ("table", "nested_map")
+"""Parts that belong to every number."""
+
+
+def _rows_of_part(part: Array, name: str, begin: int, end: int, rows: int) -> Array:
+    """Return what belongs to the rows from ``begin`` to ``end`` of a weight of ``rows``."""
+    count = math.prod(part.shape)
+    if name in _TABLES or count == 1:
+        return part
+    if part.shape[0] == rows:
+        return part[begin:end]
+    return part.reshape(-1)[count * begin // rows : count * end // rows]
+
+
 @dataclass(frozen=True)
 class LowBitWeight:
     """A weight as it is stored; its parts are arrays of NumPy, or tensors."""
@@ -84,9 +99,62 @@ class LowBitWeight:
         """Bytes of all parts."""
         return sum(int(part.nbytes) for part in self.parts.values())
 
+    @property
+    def _block(self) -> int:
+        """Numbers that only go together."""
+        options = dict(self.options)
+        if self.format == "nf4":
+            return int(options.get("block", BLOCK) * options.get("nested_block", 1))
+        return FORMATS[self.format].numbers_of_block or 1
+
+    def rows(self, begin: int, end: int) -> LowBitWeight | None:
+        """Return the rows from ``begin`` to ``end`` as they are stored; None if a block of the format crosses them."""
+        rows, block, numbers = self.shape[0], self._block, math.prod(self.shape)
+        in_row = numbers // max(rows, 1)
+        if numbers % block or begin * in_row % block or end * in_row % block:
+            return None
+        parts = {name: _rows_of_part(part, name, begin, end, rows) for name, part in self.parts.items()}
+        return replace(self, shape=(end - begin, *self.shape[1:]), parts=parts)
+
     def widened(self, library: Arrays = NUMPY) -> Array:
         """Return the weight, float32 of ``shape``."""
         return FORMATS[self.format].widen(self.parts, self.shape, dict(self.options), library)
+
+
+class StoredArray(NDArrayOperatorsMixin):
+    """A weight of a file as an array of float32 that is widened whenever its numbers are used, and not before.
+
+    Some of its rows stay as they are stored, where blocks of the format do not cross rows.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, stored: LowBitWeight) -> None:
+        self.stored, self.shape = stored, tuple(stored.shape)
+        self.ndim, self.size = len(self.shape), math.prod(self.shape)
+        self.nbytes = 4 * self.size
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.stored.widened().astype(np.float32 if dtype is None else dtype, copy=False)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        wide = (np.asarray(each) if isinstance(each, StoredArray) else each for each in inputs)
+        return getattr(ufunc, method)(*wide, **options)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice) and key.step in (None, 1) and self.ndim == 2:
+            part = self.stored.rows(*key.indices(len(self))[:2])
+            if part is not None:
+                return StoredArray(part)
+        return np.asarray(self)[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "stored":
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
 
 
 def num_bytes(name: str, shape: tuple[int, ...]) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mindspeed_mm_dit.framework.low_bit import FORMATS, WIDENED_AT_ONCE, Arrays, LowBitWeight, quantized
+from mindspeed_mm_dit.framework.low_bit import WIDENED_AT_ONCE, Arrays, LowBitWeight, StoredArray, num_bytes, quantized
 
 _DTYPES = {
     "int8": torch.int8,
@@ -50,14 +50,16 @@ class PackedWeight(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], name: str) -> None:
         super().__init__()
-        self.shape, self.format = torch.Size(shape), name
+        self.shape, self._requested, self.format = torch.Size(shape), name, name
         self._options: tuple[tuple[str, Any], ...] = ()
         self._names: tuple[str, ...] = ()
 
     @torch.no_grad()
-    def load(self, weight: np.ndarray | LowBitWeight, device: torch.device) -> None:
-        """Store a weight; one of float32 is quantised first."""
-        stored = weight if isinstance(weight, LowBitWeight) else quantized(np.asarray(weight), self.format)
+    def load(self, weight: np.ndarray | StoredArray, device: torch.device) -> None:
+        """Store a weight: as its file does if that takes no more bits than the format of this one, else quantised."""
+        stored = weight.stored if isinstance(weight, StoredArray) else None
+        if stored is None or stored.num_bytes > num_bytes(self._requested, tuple(self.shape)):
+            stored = quantized(np.asarray(weight, np.float32), self._requested)
         assert tuple(stored.shape) == tuple(self.shape), (stored.shape, self.shape)
         self.format, self._options, self._names = stored.format, stored.options, tuple(stored.parts)
         for name, part in stored.parts.items():
@@ -83,40 +85,22 @@ class PackedWeight(nn.Module):
         return self
 
 
-_TABLES = ("table", "nested_map")
-"""Parts that belong to every number."""
-
-
 def _widened(stored: Any, parts: Iterable[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a weight (out, in) in ``dtype``, widened some rows at a time.
 
     stored: format, shape, options and names of the parts; plain values, which a compiled graph may hold.
     """
     name, (rows, columns), options, names = stored
-    by_name = dict(zip(names, parts))
+    whole = LowBitWeight(name, (rows, columns), dict(zip(names, parts)), options)
     step = max(256, WIDENED_AT_ONCE // columns // 256 * 256)
-    if step >= rows or not all(_is_divisible(part, key, step, rows) for key, part in by_name.items()):
-        return FORMATS[name].widen(by_name, (rows, columns), dict(options), TORCH).to(dtype)
-    weight = torch.empty((rows, columns), dtype=dtype, device=by_name["codes"].device)
+    if step >= rows or whole.rows(0, step) is None:
+        return whole.widened(TORCH).to(dtype)
+    weight = torch.empty((rows, columns), dtype=dtype, device=whole.parts["codes"].device)
     for begin in range(0, rows, step):
-        end = min(rows, begin + step)
-        some = {key: _rows(part, key, begin, end, rows) for key, part in by_name.items()}
-        weight[begin:end] = FORMATS[name].widen(some, (end - begin, columns), dict(options), TORCH)
+        some = whole.rows(begin, min(rows, begin + step))
+        assert some is not None, "blocks of each chunk are whole"
+        weight[begin : begin + step] = some.widened(TORCH)
     return weight
-
-
-def _is_divisible(part: Tensor, key: str, step: int, rows: int) -> bool:
-    return key in _TABLES or part.numel() == 1 or part.numel() * step % rows == 0
-
-
-def _rows(part: Tensor, key: str, begin: int, end: int, rows: int) -> Tensor:
-    """Return what belongs to the rows from ``begin`` to ``end`` of a weight."""
-    if key in _TABLES or part.numel() == 1:
-        return part
-    if part.shape[0] == rows:
-        return part[begin:end]
-    flat = part.reshape(-1)
-    return flat[len(flat) * begin // rows : len(flat) * end // rows]
 
 
 class _Product(torch.autograd.Function):
