@@ -325,10 +325,10 @@ def tuning_from_flags(args: FineTuning) -> Tuning:
             f"{FREEZE} = {' '.join(tuning.freeze)}: with {TARGETS} only the adapters are trained. Leave one of the "
             "two out."
         )  # fmt: skip
-    if tuning.base_dtype and not (tuning.targets or tuning.freeze):
+    if tuning.base_dtype and not tuning.targets:
         raise ConfigError(
-            f"--base-dtype = {tuning.base_dtype} is for weights that do not train, and here all of them do. Add "
-            f"{TARGETS} or {FREEZE}, or leave it out."
+            f"--base-dtype = {tuning.base_dtype} is for a base that only adapters train on. Add {TARGETS}, or leave it "
+            "out."
         )
     if not tuning.targets and dataclasses.replace(tuning, freeze=(), base_dtype="") != _PLAIN:
         raise ConfigError(f"--lora-r, --lora-alpha have no effect without {TARGETS}. Add it, or drop them.")

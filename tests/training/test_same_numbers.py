@@ -233,6 +233,8 @@ LEARNED = {
     "averages of several widths": Learned(small, 16, 4, ("sharded",), "--power-ema-stds 0.05 0.1 "),
     "steps of Muon": Learned(small, 16, 4, ("four", "sharded"), "--optimizer muon --weight-decay 0.02 "),
     "adapters": Learned(beside_a_base, 16, 4, ("recomputed", *RANKS), LORA + "--init-from BASE ", quick=2),
+    "adapters on nf4": Learned(beside_a_base, 16, 4, ("recomputed", "shared", "offloaded", *RANKS),
+                               LORA + "--init-from BASE --base-dtype nf4 "),
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,48 +41,56 @@ TORCH = Arrays(
 class PackedWeight(nn.Module):
     """A weight (out, in) in few bits, in place of the parameter ``weight`` of a linear layer.
 
-    Its parts are buffers that no state dict holds: the weight does not train, and belongs to a base that a checkpoint
-    names by its digest.
+    It holds the bytes of each part. They are in no state dict: the weight does not train, and belongs to a base that a
+    checkpoint names by its digest.
     """
 
     dtype = torch.float32
-    """Of the numbers that the bits stand for."""
+    """Of the weight that it stands for: with FSDP2, the one that parameters are cast to."""
 
-    def __init__(self, shape: tuple[int, ...], name: str) -> None:
+    def __init__(self, shape: tuple[int, ...], requested: str) -> None:
         super().__init__()
-        self.shape, self._requested, self.format = torch.Size(shape), name, name
+        self.shape, self._requested, self.format = torch.Size(shape), requested, requested
         self._options: tuple[tuple[str, Any], ...] = ()
-        self._names: tuple[str, ...] = ()
+        self._parts: dict[str, tuple[torch.dtype, torch.Size]] = {}
 
     @torch.no_grad()
     def load(self, weight: np.ndarray | StoredArray, device: torch.device) -> None:
         """Store a weight: as its file does if that takes no more bits than the format of this one, else quantised."""
+        assert tuple(weight.shape) == tuple(self.shape), (weight.shape, self.shape)
         stored = weight.stored if isinstance(weight, StoredArray) else None
         if stored is None or stored.num_bytes > num_bytes(self._requested, tuple(self.shape)):
             stored = quantized(np.asarray(weight, np.float32), self._requested)
-        assert tuple(stored.shape) == tuple(self.shape), (stored.shape, self.shape)
-        self.format, self._options, self._names = stored.format, stored.options, tuple(stored.parts)
-        for name, part in stored.parts.items():
-            self.register_buffer(name, torch.tensor(np.asarray(part), device=device), persistent=False)
+        self.format, self._options, self._parts = stored.format, stored.options, {}
+        for name, array in stored.parts.items():
+            part = torch.tensor(np.asarray(array), device=device)
+            self._parts[name] = (part.dtype, part.shape)
+            self.register_buffer(name, part.reshape(-1).view(torch.uint8), persistent=False)
+
+    def shard_with(self, dtype: torch.dtype | None) -> None:
+        """Let FSDP2 shard and gather the bytes, beside parameters that it casts to ``dtype``."""
+        self.dtype = dtype or torch.float32
+        for name in self._parts:
+            part = self._buffers.pop(name)
+            assert part is not None
+            self.register_parameter(name, nn.Parameter(part, requires_grad=False))
+
+    def state_dict(self, *args: Any, destination: Any = None, **kwargs: Any) -> Any:
+        """Return nothing."""
+        return {} if destination is None else destination
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x W^T + b, (..., out), of x (..., in), in the precision that a linear layer would have."""
-        parts = (getattr(self, name) for name in self._names)
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        return _Product.apply(x.to(dtype), bias, self.format, tuple(self.shape), self._options, self._names, *parts)
+        stored = self.format, tuple(self.shape), self._options, tuple(self._parts)
+        return _Product.apply(x.to(dtype), bias, *stored, *self._tensors())
 
     def widened(self) -> Tensor:
         """Return the weight, (out, in) float32."""
-        parts = [getattr(self, name) for name in self._names]
-        return _widened((self.format, tuple(self.shape), self._options, self._names), parts)
+        return _widened((self.format, tuple(self.shape), self._options, tuple(self._parts)), self._tensors())
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        """Move to another device; the dtypes of the parts belong to the format and stay."""
-        for name in self._names:
-            part = getattr(self, name)
-            moved = fn(part.reshape(-1).view(torch.uint8))
-            setattr(self, name, moved.view(part.dtype).reshape(part.shape))
-        return self
+    def _tensors(self) -> list[Tensor]:
+        return [getattr(self, name).view(dtype).reshape(shape) for name, (dtype, shape) in self._parts.items()]
 
 
 def _widened(stored: Any, parts: Iterable[Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -130,7 +138,7 @@ class _Product(torch.autograd.Function):
             grad_x = grad_output @ _widened(ctx.stored, ctx.saved_tensors, grad_output.dtype)
         if bias_needs_grad:
             grad_bias = grad_output.reshape(-1, grad_output.shape[-1]).sum(0)
-        return (grad_x, grad_bias, *(None for _ in range(4 + len(ctx.saved_tensors))))
+        return (grad_x, grad_bias, *(None for _ in ctx.needs_input_grad[2:]))
 
 
 _building_without_weights = False

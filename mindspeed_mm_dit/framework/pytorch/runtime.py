@@ -275,7 +275,7 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> No
             if name in packed:
                 packed[name].load(array, device())
                 continue
-            parameter, value = parameters[name], torch.as_tensor(array)
+            parameter, value = parameters[name], torch.as_tensor(np.asarray(array))
             assert parameter.shape == value.shape, (name, parameter.shape, value.shape)
             if is_sharded(parameter):
                 value = _local_shard(value.to(device()), parameter)
@@ -291,7 +291,9 @@ def _local_shard(whole: torch.Tensor, sharded: Any) -> torch.Tensor:
 
 def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every parameter of a module."""
-    return {name: tuple(p.shape) for name, p in module.named_parameters()}
+    packed = packed_weights(module)
+    own = {name: p for name, p in module.named_parameters() if name.rpartition(".")[0] not in packed}
+    return {name: tuple(p.shape) for name, p in {**own, **packed}.items()}
 
 
 def to_runtime_device(model: torch.nn.Module) -> torch.nn.Module:

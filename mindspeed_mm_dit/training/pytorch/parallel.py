@@ -19,6 +19,7 @@ from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
 from mindspeed_mm_dit.configs.predictor import Parameters
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
+from mindspeed_mm_dit.framework.pytorch.low_bit import packed_weights
 from mindspeed_mm_dit.framework.pytorch.optim import is_fsdp, is_sharded
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def shard(model: nn.Module, config: Fsdp2Config) -> nn.Module:
     recompute(model, config)
     mesh = _mesh(config.shard_ranks(runtime.world_size()))
     check_averages(mesh)
+    for weight in packed_weights(model).values():
+        weight.shard_with(_DTYPES[config.param_dtype])
     ignored = {p for module in _modules(model, config.ignored, "ignored_modules") for p in module.parameters()}
     for parameter in ignored:
         parameter.data = parameter.data.to(runtime.device())

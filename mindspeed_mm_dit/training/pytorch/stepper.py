@@ -6,6 +6,7 @@ Its weights, their optimizer and their EMAs, sharded alike, as a checkpoint stor
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -235,7 +236,7 @@ class TrainedState(RunState):
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
         self.ema = MovingAverage(trained, args.ema_decay)
         self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
-        self._base_names = {name for name, p in declared.items() if not p.saved}
+        self._declared = declared
 
     def state(self, with_optimizer: bool = True) -> checkpoints.State:
         """Return every tensor a resumed run needs, by its name in the checkpoint; the tensors are the live ones."""
@@ -260,8 +261,11 @@ class TrainedState(RunState):
 
     def _saved(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the parameters that checkpoints hold."""
-        return ((name, p) for name, p in self.predictor.named_parameters() if name not in self._base_names)
+        return ((name, p) for name, p in self.predictor.named_parameters() if self._is_saved(name))
+
+    def _is_saved(self, name: str) -> bool:
+        return name in self._declared and self._declared[name].saved
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""
-        return sum(p.numel() for p in self.predictor.parameters())
+        return sum(math.prod(p.shape) for p in self._declared.values())
