@@ -75,6 +75,14 @@ class PackedWeight(nn.Module):
             assert part is not None
             self.register_parameter(name, nn.Parameter(part, requires_grad=False))
 
+    def take_parts(self) -> dict[str, Tensor]:
+        """Remove the bytes of each part, and return them; :meth:`place_parts` says where they are from then on."""
+        return {name: part for name in self._parts if (part := self._buffers.pop(name)) is not None}
+
+    def place_parts(self, parts: Mapping[str, Tensor]) -> None:
+        """Let the bytes of each part be ``parts``, which are neither moved nor sharded with the module."""
+        self.__dict__.update(parts)
+
     def state_dict(self, *args: Any, destination: Any = None, **kwargs: Any) -> Any:
         """Return nothing."""
         return {} if destination is None else destination
