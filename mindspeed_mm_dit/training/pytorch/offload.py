@@ -1,8 +1,8 @@
 """Frozen weights of some blocks that wait in the machine's memory, and are copied to the device ahead of their turn.
 
 A block's bytes lie together in one pinned tensor. The device has two buffers, which the blocks use in turn: while one
-block computes from its buffer, the bytes of the next are copied into the other on a stream of their own, in forward and,
-in reverse, while backward recomputes the blocks. The host waits for neither.
+block computes from its buffer, the bytes of the next are copied into the other on a stream of their own, in forward
+and, in reverse, while backward recomputes the blocks. The host waits for neither.
 """
 
 from __future__ import annotations
