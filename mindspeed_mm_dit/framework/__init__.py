@@ -47,7 +47,8 @@ def activate(name: str) -> None:
     global _active
     if _active is not None and _active != name:
         raise PlatformError(
-            f"--ai-framework = {name}: {_active} is already active in this process. Use one process per framework."
+            f"--ai-framework = {name} contradicts {_active}, which is active in this process. Use one process per "
+            "framework."
         )
     if name not in FRAMEWORKS:
         raise PlatformError(f"--ai-framework = {name} must be one of {', '.join(FRAMEWORKS)}.")
@@ -72,7 +73,7 @@ def _check_version(distribution: str, oldest: str, name: str) -> None:
         return
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < tuple(map(int, oldest.split("."))):
         raise PlatformError(
-            f"--ai-framework = {name}: {distribution} {installed} is too old. Install {distribution} {oldest} or newer."
+            f"--ai-framework = {name} needs {distribution} {oldest} or newer, but {installed} is installed. Upgrade it."
         )
 
 

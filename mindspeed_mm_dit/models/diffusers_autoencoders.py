@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig, WanVAEConfig
+from mindspeed_mm_dit.configs.files import error_text
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import Autoencoder
@@ -80,7 +81,9 @@ class AutoencoderKL(DiffusersAutoencoder):
                     str(path), config=str(path.parent), local_files_only=True
                 )
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise CheckpointError(f"ae.from_pretrained = {path}: diffusers cannot load it: {error}.") from error
+            raise CheckpointError(
+                f"ae.from_pretrained = {path} cannot be loaded by diffusers: {error_text(error)}."
+            ) from error
 
 
 class AutoencoderKLWan(DiffusersAutoencoder):

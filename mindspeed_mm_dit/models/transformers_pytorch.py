@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.files import check_model_folder
+from mindspeed_mm_dit.configs.files import check_model_folder, error_text
 from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig, TransformersVisionConfig
 from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
@@ -134,7 +134,7 @@ def _load(
         import transformers
     except ImportError as error:
         raise PlatformError(
-            f"{what} is read with transformers, which cannot be used here: {error}. Install the packages of "
+            f"{what} needs transformers, which cannot be used here: {error_text(error)}. Install the packages of "
             "requirements/video.txt."
         ) from None
     variant = weights_of_transformers(f"{section}.from_pretrained", config.folder).variant
@@ -152,6 +152,8 @@ def _load(
                 **settings,
             )
     except Exception as error:  # (damaged files can raise anything)
-        raise CheckpointError(f"{what}: transformers cannot load it: {error}. Copy the folder again.") from error
+        raise CheckpointError(
+            f"{what} cannot be loaded by transformers: {error_text(error)}. Copy the folder again."
+        ) from error
     check_complete(what, loaded[1], optional)
     return loaded[0]

@@ -52,7 +52,7 @@ def check_flags(name: str, flags: Mapping[str, Any]) -> None:
     for setting, (field, owners) in settings().items():
         if name not in owners and (value := flags[setting]) != field.default:
             raise ConfigError(
-                f"{flag_of(setting)} = {value} means nothing to --optimizer {name}. Leave it out, or use "
+                f"{flag_of(setting)} = {value} has no effect with --optimizer {name}. Leave it out, or use "
                 f"{' or '.join(owners)}."
             )
 
@@ -88,6 +88,6 @@ def _names(record: Optimizer) -> list[str]:
 def _find(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
         raise ConfigError(
-            f"--optimizer = {name!r}: unknown optimizer. {nearest(name, OPTIMIZERS)}Known here: {', '.join(OPTIMIZERS)}"
+            f"--optimizer = {name!r} is unknown. {nearest(name, OPTIMIZERS)}The known ones are {', '.join(OPTIMIZERS)}."
         )
     return OPTIMIZERS[name]
