@@ -67,11 +67,11 @@ class GaussianDiffusionConfig(Section):
         learned = self.variance_type == "learned_range"
         needed = in_channels * (2 if learned else 1)
         if out_channels != needed:
+            parts = f" ({in_channels} for noise, and as many for variances)" if learned else ""
             raise self.error(
                 "variance_type",
-                f"needs {needed} output channels, {in_channels} for noise{' and as many for variances' * learned}, but "
-                f"the network has {out_channels}. 'learned_range' goes with a DiT's learn_sigma true, 'fixed_small' "
-                "and 'fixed_large' with false.",
+                f"needs {needed} output channels{parts}, but the network has {out_channels}. 'learned_range' goes with "
+                "a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false.",
             )
 
     @property

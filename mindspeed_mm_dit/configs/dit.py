@@ -221,8 +221,8 @@ class DiTConfig(PredictorConfig):
                 "needs the whole sample on one rank. Use 1."
             )
         tokens = {
-            "tokens of an image": self.num_tokens,
-            "tokens of an image and in context": self.num_tokens + self.in_context_len,
+            "the tokens of an image": self.num_tokens,
+            "the tokens of an image and in context": self.num_tokens + self.in_context_len,
         }
         check_shareable(ranks, {"predictor.num_heads": self.num_heads, **tokens})
 

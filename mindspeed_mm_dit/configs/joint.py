@@ -81,7 +81,7 @@ class JointConfig(PredictorConfig):
 
     def check_context_parallel(self, ranks: int) -> None:
         heads = {"predictor.num_attention_heads": self.num_attention_heads}
-        check_shareable(ranks, {**heads, "tokens of an image": self.num_tokens})
+        check_shareable(ranks, {**heads, "the tokens of an image": self.num_tokens})
 
     @property
     def axes_dims_rope(self) -> tuple[int, ...]:

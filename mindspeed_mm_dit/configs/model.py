@@ -190,7 +190,7 @@ class ModelConfig:
         if conditions.items != ("label",) or len(self.latent_shape) != 3:
             learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} with {' and '.join(conditions.items)}"
             raise ConfigError(
-                f"{what}: {self._name} learns {learns}, but this command is for images with labels. Use mm-dit sample "
+                f"{what} learns {learns}, but this command is for images with labels. Use mm-dit sample "
                 "to generate samples."
             )
         label: ClassLabel = conditions.label

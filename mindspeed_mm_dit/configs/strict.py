@@ -42,7 +42,7 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
     for key in mapping:
         if key not in known:
             raise ConfigError(
-                f"{where}: {_key(key)} = {shorten_repr(mapping[key])} has an unknown key. "
+                f"{where}: {_key(key)} = {shorten_repr(mapping[key])} is an unknown key. "
                 f"{nearest(str(key), known)}The known keys are {', '.join(known)}."
             )
     hints, values = get_type_hints(cls), {}

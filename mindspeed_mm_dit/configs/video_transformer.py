@@ -115,7 +115,7 @@ class VideoTransformerConfig(PredictorConfig):
         return {}
 
     def check_context_parallel(self, ranks: int) -> None:
-        check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "tokens of a clip": self.num_tokens})
+        check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "the tokens of a clip": self.num_tokens})
 
     @property
     def hidden_size(self) -> int:

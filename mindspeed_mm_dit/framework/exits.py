@@ -87,8 +87,8 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
     missing = [name for name in names.required if not environment.get(name)]
     if world_size > 1 and missing:
         raise ConfigError(
-            f"{names.world_size} = {world_size} would let the process wait for others that it cannot find, without "
-            f"{', '.join(missing)}. {hint}"
+            f"{names.world_size} = {world_size} needs {', '.join(missing)} too, by which processes find each other. "
+            f"{hint}"
         )
 
 

@@ -271,8 +271,8 @@ def names_in_torch_file(path: str | Path) -> tuple[str, ...]:
         raise CheckpointError(f"{path} cannot be read: {error_text(error)}. Copy or download it again.") from error
     others = [name for name, value in content.items() if value is not _TENSOR] if isinstance(content, dict) else [""]
     if others or not content:
-        problem = f"has {others[0]!r}, which is no tensor" if others and others[0] else "holds no tensors by name"
-        raise CheckpointError(f"{path} {problem}. Copy or download it again.")
+        has = f"has {others[0]!r}, which is no tensor" if others and others[0] else "holds no tensors by name"
+        raise CheckpointError(f"{path} {has}. Copy or download it again.")
     return tuple(map(str, content))
 
 
