@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_mm_dit.configs.files import lines_of
-from mindspeed_mm_dit.configs.flag import AddFlags, rows_of
+from mindspeed_mm_dit.configs.flag import AddFlags, did_you_mean, rows_of, synonym
 from mindspeed_mm_dit.configs.limits import FLOAT32, MAX_SAMPLES, check_path, shorten_repr
 from mindspeed_mm_dit.configs.run import HOST_ONLY, MEGATRON, DiTArgs, RunConfig, rows
 from mindspeed_mm_dit.configs.strict import read_text
-from mindspeed_mm_dit.configs.synonyms import did_you_mean, synonym
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.registry import check_flags
 

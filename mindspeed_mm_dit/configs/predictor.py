@@ -192,7 +192,7 @@ class PredictorConfig(Section, ABC):
         """Raise ConfigError unless ``ranks`` ranks can split the tokens of a sample."""
         if ranks > 1:
             raise ConfigError(
-                f"--context-parallel-size = {ranks} is not supported: this predictor cannot split a sample over ranks. Use 1."
+                f"--context-parallel-size = {ranks} is not possible, as this predictor cannot split a sample. Use 1."
             )
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:

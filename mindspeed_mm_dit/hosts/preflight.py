@@ -37,7 +37,7 @@ from mindspeed_mm_dit.models.data import check_sizes, models_by_shape, most_expe
 from mindspeed_mm_dit.models.meta import with_tuning
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, memory_warning
+from mindspeed_mm_dit.planning import MemoryLimit, Placement, check_model_fits, check_state_fits, memory_warning
 from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks

@@ -147,7 +147,7 @@ def load_image_encoder(config: ImageEncoderConfig | None) -> Callable[[Any], Any
     if config is None:
         return None
     check_framework(config)
-    from mindspeed_mm_dit.models.transformers_pytorch import CLIPVision
+    from mindspeed_mm_dit.models.pytorch_encoders import CLIPVision
 
     return CLIPVision(config)
 
@@ -228,7 +228,7 @@ Tensor = Any
 
 
 def _build(config: TransformersTeacherConfig, side: int) -> Any:
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersTeacher
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersTeacher
 
     return TransformersTeacher(config, side)
 

@@ -36,7 +36,7 @@ def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, hin
 
 def _build_t5(config: TransformersTextConfig, module: str = "UMT5EncoderModel", reads_padding: bool = False) -> Any:
     """Build an encoder that returns its last hidden states and no pooled vector; a decoder is left out."""
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
     return TransformersEncoder(config, module, partial(_encode_t5, reads_padding), ("decoder.", "lm_head."))
 
@@ -61,7 +61,7 @@ def _encode_t5(reads_padding: bool, network: Any, ids: Any, mask: Any) -> tuple[
 
 def _build_bert(config: BertConfig) -> Any:
     """Build an encoder that returns its states and a pooled vector, pooled as in the files of sentence-transformers."""
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
     encode = partial(_encode_bert, *config.pooling())
     return TransformersEncoder(config, "BertModel", encode, _HEADS, add_pooling_layer=False)
@@ -82,7 +82,7 @@ def _build_clip(config: CLIPTextConfig) -> Any:
 
     As in diffusers' pipelines, padding is attended to. Attention is causal, so this changes only the padding's states.
     """
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
     projects = config.has_projection
     name = "CLIPTextModelWithProjection" if projects else "CLIPTextModel"
@@ -100,7 +100,7 @@ def _build_language_model(module: str, part: str, *optional: str) -> Any:
     """Return a function that builds an encoder of concatenated states of some layers, without a pooled vector."""
 
     def build(config: LanguageModelConfig) -> Any:
-        from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+        from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
         return TransformersEncoder(config, module, partial(_encode_language_model, config.layers), optional, part)
 

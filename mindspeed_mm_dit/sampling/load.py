@@ -31,7 +31,7 @@ from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.planning import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.sampling.request import ModelRequest
 from mindspeed_mm_dit.terminal import logger
 

@@ -28,7 +28,7 @@ from mindspeed_mm_dit.data.sources import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, with_size
 from mindspeed_mm_dit.models.words_encoder import known_words_of
-from mindspeed_mm_dit.planning.memory import train_flop
+from mindspeed_mm_dit.planning import train_flop
 from mindspeed_mm_dit.terminal import logger
 
 CAPTIONS_SHOWN, CAPTIONS_SAVED = 8, 3

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, 
 from mindspeed_mm_dit.configs.limits import MAX_INT64, shorten_repr
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.planning.memory import model_flop_utilization, peak_tflops
+from mindspeed_mm_dit.planning import model_flop_utilization, peak_tflops
 from mindspeed_mm_dit.terminal import plain, print_nowhere
 from mindspeed_mm_dit.training.loggers.registry import MetricsLogger, open_metrics_loggers
 from mindspeed_mm_dit.training.validation import ValidationLoss

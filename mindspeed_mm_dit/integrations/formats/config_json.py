@@ -23,7 +23,7 @@ from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
 from mindspeed_mm_dit.models.pretrained import KLArchitecture
 from mindspeed_mm_dit.models.weight_adapters import adapter_of, count_of, shape_of
-from mindspeed_mm_dit.planning.memory import GIB, host_bytes
+from mindspeed_mm_dit.planning import GIB, host_bytes
 
 INDEX = "model_index.json"
 """What is in a pipeline's folder."""

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig, autoencoder_config_of, m
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
 from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
-from mindspeed_mm_dit.planning.memory import Placement, train_flop
+from mindspeed_mm_dit.planning import Placement, train_flop
 from mindspeed_mm_dit.tools.planning.example import WEIGHTS, steps_for
 from mindspeed_mm_dit.tools.planning.facts import CORE_FLOP_PER_SECOND, ImageFacts, Machine
 from mindspeed_mm_dit.tools.planning.get import PUBLISHED

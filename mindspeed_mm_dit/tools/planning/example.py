@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import with_tuning
-from mindspeed_mm_dit.planning.memory import Placement, memory, train_flop
+from mindspeed_mm_dit.planning import Placement, memory, train_flop
 from mindspeed_mm_dit.tools.planning.facts import Machine
 from mindspeed_mm_dit.tools.planning.get import PUBLISHED, folder_name
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, fsdp2_yaml, recommend

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.hosts.registry import host_by_name
 from mindspeed_mm_dit.models.data import check_sizes, most_expensive_shape, with_budget
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of, with_tuning
 from mindspeed_mm_dit.optimizers.registry import check_flags
-from mindspeed_mm_dit.planning.memory import CARDS, PEAKS, Placement, memory, smallest_card, train_flop
+from mindspeed_mm_dit.planning import CARDS, PEAKS, Placement, memory, smallest_card, train_flop
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.recommend import (
     GIB,

@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import (
+from mindspeed_mm_dit.planning import (
     RESERVE,
     Placement,
     gathered_elements,

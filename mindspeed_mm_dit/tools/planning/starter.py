@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.source import Budget, Shape, format_sizes
 from mindspeed_mm_dit.data.buckets import count_shapes, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.planning.memory import Placement, memory, train_flop
+from mindspeed_mm_dit.planning import Placement, memory, train_flop
 from mindspeed_mm_dit.tools.planning.facts import CPU_MINUTES, MIN_HELD_OUT, ImageFacts, Machine
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, recommend
 

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of,
 from mindspeed_mm_dit.integrations.mindspeed_mm.flags import check_supported
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import tools_json
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import launch_rank, parse, without_effect
-from mindspeed_mm_dit.planning.memory import MemoryLimit
+from mindspeed_mm_dit.planning import MemoryLimit
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.dry_run import plan_of_run
 

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.planning import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.against import compare_against
 from mindspeed_mm_dit.tools.verify.compare import Comparison, Side, Sides, compare_sides

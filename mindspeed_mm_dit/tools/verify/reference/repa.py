@@ -15,7 +15,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow import solvers
 from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import sde_trajectory
@@ -34,7 +34,7 @@ from mindspeed_mm_dit.tools.verify.reference.images import LabelledImages, Point
 from mindspeed_mm_dit.tools.verify.table import GRADIENTS, Quantity, UnknownQuantity
 
 _PATHS = {"linear": "linear", "cosine": "gvp"}
-_STEPS = {"euler": ode.euler, "heun": ode.heun}
+_STEPS = {"euler": solvers.euler, "heun": solvers.heun}
 _LOW_INTERVAL = (0.25, 1.0)
 """Guidance interval of ``cfg_interval_low``."""
 STEPS = 8
@@ -136,7 +136,7 @@ class Repa(RecipeFile):
         """Return the last state of a sampling loop with guidance according to the time at which each step starts."""
         process, model_fn = self._processes["linear"], self.guided_model(guidance)
         for t, following in pairwise(np.linspace(1.0, 0.0, self.steps + 1).tolist()):
-            step = ode.euler if following == 0 else _STEPS[method]
+            step = solvers.euler if following == 0 else _STEPS[method]
 
             def velocity(x: Tensor, now: np.ndarray, noise: float = t) -> Tensor:
                 return process.velocity(model_fn(x, ops.tensor(network_time(process.config, now)), noise), x, now)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow import solvers
 from mindspeed_mm_dit.objectives.flow.path import PATHS, DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import dopri5_trajectory, ode_trajectory, sde_trajectory
@@ -79,8 +79,8 @@ class SiT(LabelledImages):
         elif solver.endswith("_reverse"):
             start = self.arrays.tensor("x1")[: len(self.arrays["sample/y"])]
             times = np.linspace(*process.config.reversed_interval(), self.steps + 1)
-            step = ode.euler if solver.startswith("euler") else ode.heun
-            trajectory = ode.integrate(step, self.velocity(process, model_fn), start, times)
+            step = solvers.euler if solver.startswith("euler") else solvers.heun
+            trajectory = solvers.integrate(step, self.velocity(process, model_fn), start, times)
         else:
             trajectory = ode_trajectory(solver.removesuffix("2"), process, model_fn, start, self.steps)
         return [ops.numpy(start), *map(ops.numpy, trajectory)]

@@ -69,7 +69,7 @@ class TextToVideo:
     def autoencoder(self) -> Any:
         """Wan's autoencoder, from --vae, with the sizes in its own config.json."""
         from mindspeed_mm_dit.configs.autoencoder import WanVAEConfig
-        from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
+        from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKLWan
 
         with _named("--vae"):
             folder = {"from_pretrained": str(self.weights["--vae"])}

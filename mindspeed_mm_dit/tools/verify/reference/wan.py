@@ -22,7 +22,7 @@ from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.frames import grey_clip_latents
 from mindspeed_mm_dit.models.video_transformer import Wan
-from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow import solvers
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network, switch_experts
 from mindspeed_mm_dit.objectives.wan_flow.objective import euler_sigmas
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, unipc
@@ -214,7 +214,7 @@ class WanFile:
         with ops.no_grad():
             if group.endswith("unipc"):
                 return [ops.numpy(state) for state in unipc(data_at, start, self.sigmas(group))]
-            return [ops.numpy(state) for state in ode.integrate(ode.euler, velocity, start, self.sigmas(group))]
+            return [ops.numpy(state) for state in solvers.integrate(solvers.euler, velocity, start, self.sigmas(group))]
 
     def result(self, group: str) -> np.ndarray:
         """Return the last state, with the conditioning frame as the first, if there is one."""

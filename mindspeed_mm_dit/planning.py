@@ -1,7 +1,4 @@
-"""Memory and FLOP of a training step, by part and rank.
-
-The largest micro-batch that fits, and whether a run fits here.
-"""
+"""The cost of a run, from model.json in closed form: parameters, FLOP, bytes and time. Needs no device or framework."""
 
 from __future__ import annotations
 
