@@ -79,6 +79,12 @@ def not_installed(what: str, package: str, extra: str) -> PlatformError:
     )
 
 
+def not_known(setting: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error of a ``setting``, shown with its value ``name``, which is none of those ``known``."""
+    known = list(known)
+    return ConfigError(f"{setting} is unknown. {nearest(name, known)}The known ones are {', '.join(known) or 'none'}.")
+
+
 def flag_of(name: str) -> str:
     """Return the flag for the attribute ``name``, e.g. ``--mm-model`` for ``mm_model``."""
     return f"--{name.replace('_', '-')}"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from mindspeed_mm_dit.configs.limits import Between, Fraction, Section, shorten_repr
 from mindspeed_mm_dit.configs.source import Shape, SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, not_known
 from mindspeed_mm_dit.registry import Configs
 
 SOURCE_CONFIGS = Configs("data_source")
@@ -153,8 +153,5 @@ def _samples(section: Any, where: str) -> SourceParam:
         return from_mapping(MixedParam, {**section, "sources": sources}, where)
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
-        raise ConfigError(
-            f"{where}.dataset_type = {shorten_repr(kind)} is an unknown kind of data set. "
-            f"{nearest(str(kind), SOURCE_CONFIGS)}The known kinds are {', '.join(SOURCE_CONFIGS)}."
-        )
+        raise not_known(f"{where}.dataset_type = {shorten_repr(kind)}", str(kind), SOURCE_CONFIGS)
     return from_mapping(SOURCE_CONFIGS[kind], section, where)

@@ -37,12 +37,7 @@ _JIT_SIZES = {"B": (128, 4), "L": (128, 8), "H": (256, 10)}
 
 def _sizes(name: str, patch_size: int) -> dict[str, int]:
     num_layers, hidden_size, num_heads = _SIZES[name]
-    return {
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "patch_size": patch_size,
-    }
+    return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, "patch_size": patch_size}
 
 
 DIT = {f"DiT-{size}/{patch}": _sizes(size, patch) for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)}
@@ -200,8 +195,7 @@ class DiTConfig(PredictorConfig):
             )
         if self.in_context_start >= self.num_layers:
             raise self.error(
-                "in_context_start",
-                f"must be below num_layers = {self.num_layers}, because blocks are counted from 0.",
+                "in_context_start", f"must be below num_layers = {self.num_layers}, because blocks are counted from 0."
             )
         if self.in_context_start and not self.in_context_len:
             raise self.error(

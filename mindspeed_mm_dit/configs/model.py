@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import ImageEncoderConfig, TeacherConfig, feature_names
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, UMT5Config
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, not_known
 from mindspeed_mm_dit.registry import Configs, Registry
 
 PREDICTOR_CONFIGS = Registry[type[PredictorConfig]]("predictor")
@@ -272,10 +272,7 @@ def _section(section: Any, kinds: Mapping[str, type], where: str, usual: str | N
     """Return a section as an instance of the class that its model_id, by default ``usual``, names."""
     model_id = section.get("model_id", usual) if isinstance(section, dict) else usual
     if not isinstance(model_id, str) or model_id not in kinds:
-        raise ConfigError(
-            f"{where}.model_id = {shorten_repr(model_id)} is unknown. {nearest(str(model_id), kinds)}The known ones "
-            f"are {', '.join(kinds)}."
-        )
+        raise not_known(f"{where}.model_id = {shorten_repr(model_id)}", str(model_id), kinds)
     kind = kinds[model_id]
     is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
     missing = [*([] if is_frozen else ["@dataclass(frozen=True)"]), *sorted(getattr(kind, "__abstractmethods__", ()))]
@@ -307,10 +304,7 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     settings = dict(predictor)
     name = settings.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(
-            f"{where}: predictor.preset = {shorten_repr(name)} is unknown. {nearest(str(name), PRESETS)}The presets "
-            f"are {', '.join(PRESETS)}."
-        )
+        raise not_known(f"{where}: predictor.preset = {shorten_repr(name)}", str(name), PRESETS)
     for key, value in PRESETS[name].items():
         if settings.setdefault(key, value) != value:
             raise ConfigError(

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.limits import (
     check_between,
     shorten_repr,
 )
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, not_known
 from mindspeed_mm_dit.registry import Registry
 
 if TYPE_CHECKING:
@@ -254,11 +254,7 @@ class SourceParam(Section, ABC):
         super().__post_init__()
         known = Registry[Any](self.built_in)
         if self.source is not None and self.source not in known:
-            raise self.error(
-                "source",
-                f"is not a built-in data set. {nearest(self.source, known)}The known ones are "
-                f"{', '.join(known) or 'none'}.",
-            )
+            raise not_known(f"dataset_param.source = {shorten_repr(self.source)}", self.source, known)
 
     def check_items(self, required: Iterable[str]) -> None:
         """Raise ConfigError unless samples have every item that the predictor's conditions need (``required``)."""

@@ -9,10 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import ENCODERS, POOLING, JoinedText
-from mindspeed_mm_dit.configs.text_encoder import (
-    TextEncoderConfig,
-    TransformersTextConfig,
-)
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, Tokenizer, caption_problems
 from mindspeed_mm_dit.data.conditions import Arrays, CaptionCollator, ConditionBatch, ConditionKind
 from mindspeed_mm_dit.data.order import Stream, bernoulli

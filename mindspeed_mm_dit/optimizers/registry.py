@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, not_known
 from mindspeed_mm_dit.optimizers.adam import ADAM
 from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer, Optimizer
 from mindspeed_mm_dit.registry import Registry
@@ -87,7 +87,5 @@ def _names(record: Optimizer) -> list[str]:
 
 def _find(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
-        raise ConfigError(
-            f"--optimizer = {name!r} is unknown. {nearest(name, OPTIMIZERS)}The known ones are {', '.join(OPTIMIZERS)}."
-        )
+        raise not_known(f"--optimizer = {name!r}", name, OPTIMIZERS)
     return OPTIMIZERS[name]
