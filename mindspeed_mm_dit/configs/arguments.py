@@ -237,7 +237,6 @@ def checked(args: RunConfig, world_size: int) -> RunConfig:
     """
     check_flag_dependencies(args)
     args = _with_batches(args, world_size)
-    _check_length(args)
     _check_schedule(args)
     check_flags(args.optimizer, args.parts)
     if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
@@ -271,16 +270,9 @@ def _with_batches(args: RunConfig, world_size: int) -> RunConfig:
     return args
 
 
-def _check_length(args: RunConfig) -> None:
-    _check(
-        args,
-        "train_iters",
-        args.train_iters * args.global_batch_size < MAX_SAMPLES,
-        f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)",
-    )
-
-
 def _check_schedule(args: RunConfig) -> None:
+    samples = f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)"
+    _check(args, "train_iters", args.train_iters * args.global_batch_size < MAX_SAMPLES, samples)
     _check(args, "min_lr", 0 <= args.min_lr <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     _check(args, "lr_warmup_init", 0 <= args.lr_warmup_init <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     for name in ("weight_decay", "clip_grad"):

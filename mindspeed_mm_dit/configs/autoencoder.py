@@ -164,9 +164,10 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             return settings
         for key, expected in cls.settings_from_config(config_file(path), where).items():
             if not _agree(settings.setdefault(key, expected), expected):
+                shown = list(expected) if isinstance(expected, tuple) else expected
                 raise ConfigError(
                     f"{where}.{key} = {shorten_repr(settings[key])} contradicts the autoencoder, whose "
-                    f'{config_file(path)} makes it {expected}. Write "{key}": {expected}, or leave the key out.'
+                    f'{config_file(path)} makes it {shown}. Write "{key}": {shown}, or leave the key out.'
                 )
         return settings
 
