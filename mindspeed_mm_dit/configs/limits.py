@@ -62,7 +62,7 @@ def check_between(what: str, value: float, low: float, high: float, hint: str = 
     """
     if not low <= value <= high:
         allowed = f"at least {low:,}" if value < low else f"a number of at most {high:,}"
-        raise ConfigError(f"{what} = {shorten_repr(value)} must be {allowed}. {hint}")
+        raise ConfigError(f"{what} = {shorten_repr(value)} must be {allowed.removesuffix('.0')}. {hint}")
 
 
 def whole_number(what: str, value: Any, low: int, high: int = MAX_INT64) -> int:
