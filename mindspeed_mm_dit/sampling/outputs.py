@@ -104,16 +104,19 @@ def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None
     """
     ending, (frames, height, width) = path.suffix.lower(), size
     if ending not in CLIP_ENDINGS:
-        raise ConfigError(f"--output = {path}: unknown ending {path.suffix!r}. Use one of {', '.join(CLIP_ENDINGS)}.")
+        raise ConfigError(f"--output = {path} must end in one of {', '.join(CLIP_ENDINGS)}.")
     if ending == ".mp4":
         pyav()
         if height % 2 or width % 2:
             raise ConfigError(
-                f"--output = {path}: MPEG-4 needs even height and width, and a frame is {height} x {width}. Use "
-                ".gif, .png or .npz."
+                f"--output = {path} is MPEG-4, which needs even height and width, and a frame is {height} x {width}. "
+                "Use .gif, .png or .npz."
             )
     if ending == ".png" and count * frames * height * width > MAX_VIDEO_PIXELS:
-        raise ConfigError(f"--output = {path}: {count} videos make too large a picture. Use .mp4, .gif or .npz.")
+        raise ConfigError(
+            f"--output = {path} would be too large, with all frames of {count} videos in one picture. Use .mp4, .gif "
+            "or .npz."
+        )
 
 
 def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float) -> list[Path]:
@@ -264,12 +267,10 @@ class Output:
                 raise ConfigError(f"--output = {self.name} is not empty. Name a new folder, or empty it.")
             return
         if self.ending not in (*ENDINGS, PAGE):
-            is_video, suffix = self.ending in ANIMATIONS, self.path.suffix
-            raise ConfigError(
-                f"--output = {self.name}: "
-                f"{'is a video, and this model generates images' if is_video else f'unknown ending {suffix!r}'}. Use "
-                f"one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures."
-            )
+            hint = f"Use one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures."
+            if self.ending in ANIMATIONS:
+                raise ConfigError(f"--output = {self.name} is a video, and this model generates images. {hint}")
+            raise ConfigError(f"--output = {self.name} has an unknown ending. {hint}")
         check_size("--output", self.path, titles, (size[0], size[1]))
         if self.ending == PAGE:
             _check_page(self.name, len(titles))
@@ -326,8 +327,8 @@ def _check_page(output: str, num_images: int) -> None:
     """Raise ConfigError for more images than a browser can show on one page."""
     if num_images > MAX_PICTURES:
         raise ConfigError(
-            f"--output = {output}: {num_images:,} pictures are too many for one page: the limit is {MAX_PICTURES:,}. "
-            "Request fewer, or name a folder, ending in /, for one file per image."
+            f"--output = {output} would be a page of {num_images:,} pictures, and a page has at most "
+            f"{MAX_PICTURES:,}. Request fewer, or name a folder, ending in /, for one file per image."
         )
 
 

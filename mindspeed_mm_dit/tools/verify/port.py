@@ -195,8 +195,8 @@ def _in_float64(ours: Program, exact: Computed, findings: Sequence[Finding]) -> 
 def _check_form(mine: Shape, theirs: Shape) -> None:
     if mine != theirs:
         raise ConfigError(
-            f"output: mine gives {mine}, theirs {theirs}. output= and their_output= are functions that bring both "
-            "into one form."
+            f"The output of mine has shape {mine}, and that of theirs {theirs}. Pass output= and their_output=, functions "
+            "that bring both into one form."
         )
 
 
@@ -207,8 +207,8 @@ def _check_tells(findings: Sequence[Finding], side: str, precision: str) -> None
     if any(each.noise == math.inf or (each.name in moved and each.tolerance >= 1) for each in judged):
         lost = [replace(each, error=math.inf) for each in findings if each.tolerance >= 1]
         raise ConfigError(
-            f"{side}: outputs nothing finite, or only rounding, and proves nothing; {describe_first_wrong(lost)}. "
-            "Use inputs and weights of ordinary magnitude."
+            f"{side} computes values that are not finite, or nothing but rounding, which proves nothing "
+            f"({describe_first_wrong(lost)}). Use inputs and weights of ordinary magnitude."
         )
 
 

@@ -263,7 +263,7 @@ def find_python(framework: str, requested: str | None) -> str:
     if sibling.exists() and _has(str(sibling), package):
         return str(sibling)
     raise PlatformError(
-        f"{flag}: neither {sys.executable} nor {sibling} has {package}. Pass {flag} PYTHON, an interpreter with it."
+        f"{flag} is needed, because neither {sys.executable} nor {sibling} has {package}. Name an interpreter with it."
     )
 
 

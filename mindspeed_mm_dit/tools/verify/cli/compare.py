@@ -115,7 +115,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     check_model_fits(model, MemoryLimit("this machine", host_memory_bytes()))
     check_between("--seed", args.seed, 0, MAX_INT64)
     if args.steps < 0 or args.sample_steps < 0:
-        raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps} must not be negative.")
+        raise ConfigError(f"--steps = {args.steps} and --sample-steps = {args.sample_steps} must not be negative.")
     if args.sample_steps:
         check_sample_steps(args.sample_steps, model)
     if args.batch_size is not None and args.batch_size < 1:
@@ -133,7 +133,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _check_output(path: str) -> None:
     if Path(path).suffix != ".html":
-        raise ConfigError(f"--output = {path} is not a .html.")
+        raise ConfigError(f"--output = {path} must end in .html.")
     check_output_file("--output", path)
 
 
@@ -143,7 +143,9 @@ def check_sample_steps(steps: int, model: ModelConfig) -> None:
         sampler = find_sampler(model.diffusion, objective_of(model.diffusion).quick_sampler)
         sampler.check(model.diffusion, steps, sampler.options())
     except ConfigError as error:
-        raise ConfigError(f"{str(error).replace('--steps', '--sample-steps', 1)} 0 draws no samples.") from None
+        raise ConfigError(
+            f"{str(error).replace('--steps', '--sample-steps', 1)} --sample-steps 0 draws no samples."
+        ) from None
 
 
 def _data(args: argparse.Namespace) -> Path:
