@@ -150,7 +150,7 @@ def check_conditions(request: SampleConditions, config: ModelConfig) -> None:
     conditions: Conditions = config.predictor.conditions
     missing = [item for item in conditions.items if item not in request.values]
     if missing:
-        raise ConfigError(f"The samples have no {missing[0]}, but the model is conditioned on it. Request one each.")
+        raise ConfigError(f"The samples have no {missing[0]}, on which the model is conditioned. Request one for each.")
     if conditions.frames is not None and not isinstance(request.values.get("image", [None])[0], Mapping):
         _check_images(request, conditions.frames, config)
     _check_vectors(request, conditions)

@@ -57,9 +57,7 @@ def compare_against(source: str, seed: int) -> Comparison:
 
     section, weights = _described(source)
     name = section["_class_name"]
-    config, note = _reduced_to_memory(
-        from_diffusers(KINDS[name], section, f"--against = {source}: config.json"), source
-    )
+    config, note = _reduced_to_memory(from_diffusers(KINDS[name], section, f"--against = {source}: config.json"))
     settings = {key: value for key, value in diffusers_settings(config, section).items() if not key.startswith("_")}
     theirs, mine = getattr(diffusers, name)(**settings), network_of(config)
     note = note or ("" if weights else f"random, from seed {seed}")
@@ -98,14 +96,14 @@ def _described(source: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
     section = read_json(folder / "config.json", "--against")
     if section.get("_class_name") not in [*KINDS]:
         raise ConfigError(
-            f"--against = {source} is a {section.get('_class_name')}, not one of {', '.join(KINDS)}. For other networks, "
-            "mm-dit parity checks files of published values."
+            f"--against = {source} is a {section.get('_class_name')}, not one of {', '.join(KINDS)}. For other "
+            "networks, mm-dit parity checks files of published values."
         )
     has_weights = any(folder.glob(f"{diffusers_folder.WEIGHTS}.*"))
     return section, (lambda: diffusers_folder.read_arrays(folder)) if has_weights else None
 
 
-def _reduced_to_memory(config: Any, source: str) -> tuple[Any, str]:
+def _reduced_to_memory(config: Any) -> tuple[Any, str]:
     """Return the config, or one of reduced width if this machine's memory is too small for float64, and a note."""
     count, memory_bytes = parameters_of(config).num_elements(), host_memory_bytes()
     if count * REFERENCE_BYTES < memory_bytes:

@@ -66,7 +66,7 @@ class Side(NamedTuple):
         for result in results:
             if not isinstance(result, StepResult):
                 log = folder / f"{Path(tasks[0].output).name}.log"
-                raise UserError(f"{self.label} ({self.python}) failed, and its output is in {log}. {result or why}")
+                raise UserError(f"{self.label} failed on {self.python}, with its output in {log}: {result or why}")
         return [result for result in results if isinstance(result, StepResult)]
 
 
@@ -277,7 +277,7 @@ def _generate(side: Side, folder: Path, flags: Sequence[str]) -> np.ndarray:
     command = ["-m", "mindspeed_mm_dit.cli.main", "sample", *flags, "--ai-framework", side.framework]
     done = run_python(side.python, [*command, "--output", str(output)], log)
     if done.returncode:
-        raise UserError(f"{side.label} ({side.python}) failed, and its output is in {log}. {last_words(done)}")
+        raise UserError(f"{side.label} failed on {side.python}, with its output in {log}: {last_words(done)}")
     with np.load(output) as file:
         return np.asarray(file["arr_0"])
 

@@ -120,8 +120,8 @@ def _check_same_start(
     informative = [name for name in inputs if len(np.unique(theirs[name])) > 2]  # (a mask may be the same by chance)
     if informative and all(relative_error(mine[name], theirs[name]) > most for name in informative):
         raise DataError(
-            f"{sources} no input in common. Record both again with the same samples, and with noise and times generated "
-            "on the CPU from one seed."
+            f"{sources} no input in common. Record both again with the same samples, and with noise and times drawn on "
+            "the CPU from one seed."
         )
 
 

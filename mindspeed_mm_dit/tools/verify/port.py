@@ -195,8 +195,8 @@ def _in_float64(ours: Program, exact: Computed, findings: Sequence[Finding]) -> 
 def _check_form(mine: Shape, theirs: Shape) -> None:
     if mine != theirs:
         raise ConfigError(
-            f"The output of mine has shape {mine}, and that of theirs {theirs}. Pass output= and their_output=, functions "
-            "that bring both into one form."
+            f"The output of mine has shape {mine}, and that of theirs {theirs}. Pass output= and their_output=, "
+            "functions that bring both into one form."
         )
 
 

@@ -340,8 +340,8 @@ class Muon:
         self.arrays.check_shape(f"grad/{matrix}", (None, *param.shape))
         if parts is not None and (int(parts) < 1 or param.shape[0] % int(parts)):
             raise CheckpointError(
-                f"param/{matrix} in --reference has {param.shape[0]} rows, and cannot be split into {parts} matrices of "
-                f"the same height. {FORMAT}"
+                f"param/{matrix} in --reference has {param.shape[0]} rows, and cannot be split into {parts} matrices "
+                f"of the same height. {FORMAT}"
             )
         return param.astype(self.dtype), self.arrays[f"grad/{matrix}"].astype(self.dtype)
 
