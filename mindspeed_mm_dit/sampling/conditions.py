@@ -390,10 +390,10 @@ def _is_number(text: str) -> bool:
 
 
 def _refuse_class(requested: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
-    wrong = f"--classes = {shorten_repr(','.join(requested))} has {shorten_repr(part)}, which is neither"
+    problem = f"--classes = {shorten_repr(','.join(requested))} has {shorten_repr(part)}, which is neither a label"
     if not names:
-        raise ConfigError(f"{wrong} a label nor a range. Write, for example, 0-9 or 1,5,7-9.")
+        raise ConfigError(f"{problem} nor a range. Write, for example, 0-9 or 1,5,7-9.")
     raise ConfigError(
-        f"{wrong} a class, a label nor a range. {nearest(part.strip(), names)}Write names of classes, such as "
-        f"{', '.join(names[:10])}, or labels, such as 0-9 or 1,5,7-9."
+        f"{problem} nor a range, nor the name of a class. {nearest(part.strip(), names)}Write labels, such as 0-9 or "
+        f"1,5,7-9, or names of classes, such as {', '.join(names[:10])}."
     )

@@ -319,9 +319,15 @@ def _weights_of_network(description: CheckpointDescription) -> Arrays:
 
 def _facts(path: Path) -> dict[str, Any]:
     """Return the facts of the run in a checkpoint, from run.json or from the file itself."""
-    if path.is_dir():
-        return FORMATS[_format_of_folder(path)].facts(path)
-    return _facts_in(path, path.stat().st_mtime_ns)
+    if not path.is_dir():
+        return _facts_in(path, path.stat().st_mtime_ns)
+    if (kind := format_of(path)) is not None:
+        return FORMATS[kind].facts(path)
+    raise CheckpointError(
+        f"--checkpoint = {path} contains {list_first_names(path)}, but neither folders such as iter_0001000 nor the "
+        "files of one (.metadata of PyTorch, state.ckpt of MindSpore). Name the --save folder of the run, or a .pt, "
+        ".safetensors or .ckpt file."
+    )
 
 
 @lru_cache(maxsize=1)
@@ -329,14 +335,3 @@ def _facts_in(file: Path, changed: int) -> dict[str, Any]:
     """Read the facts in a file of weights; cached, since the whole file has to be read."""
     kind = format_of(file)
     return FORMATS[kind].facts(file) if kind else {}
-
-
-def _format_of_folder(path: Path) -> str:
-    """Return the format of a checkpoint folder; raises CheckpointError if it is none."""
-    if (kind := format_of(path)) is not None:
-        return kind
-    raise CheckpointError(
-        f"--checkpoint = {path} contains {list_first_names(path)}, but neither folders such as iter_0001000 nor the "
-        "files of one (.metadata of PyTorch, state.ckpt of MindSpore). Name the --save folder of the run, or a .pt, "
-        ".safetensors or .ckpt file."
-    )

@@ -69,21 +69,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("mm-dit compare takes two step traces, or --against, or --model. Name one of them.")
     if not args.model:
         _check_output(args.output)
-        return _report(args, _compare_traces(args) if args.traces else _compare_with_diffusers(args))
+        if args.against:
+            return _report(args, compare_against(args.against, args.seed))
+        first, second = args.traces
+        return _report(args, compare_traces(first, second, read_json(args.names, "--names") if args.names else None))
 
     check_arguments(args)
     pythons = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
     first, second = (Side(name, find_python(name, python), name) for name, python in pythons.items())
     return run_sides(args, (first, second))
-
-
-def _compare_traces(args: argparse.Namespace) -> Comparison:
-    first, second = args.traces
-    return compare_traces(first, second, read_json(args.names, "--names") if args.names else None)
-
-
-def _compare_with_diffusers(args: argparse.Namespace) -> Comparison:
-    return compare_against(args.against, args.seed)
 
 
 def _report(args: argparse.Namespace, comparison: Comparison) -> int:
