@@ -194,8 +194,8 @@ def _boundary_between(high: ModelConfig, low: ModelConfig, requested: float | No
     whole = {(bottom, top), (low_bottom, low_top)} & {(0, 1)}
     if not whole and low_bottom >= top:
         raise ConfigError(
-            f"{where} was trained on noise levels from {low_bottom:g} to {low_top:g}, above those of "
-            "--checkpoint, so it is the high-noise expert. Swap the two."
+            f"{where} was trained on noise levels from {low_bottom:g} to {low_top:g}, above those of --checkpoint, "
+            "so it is the high-noise expert. Swap the two."
         )
     if not whole and (bottom, top) == (low_bottom, low_top):
         raise ConfigError(
@@ -283,8 +283,8 @@ def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
     state = FORMATS[kind].read(path)
     if state.predictor is not None and (differences := differing_settings(state.predictor, config.predictor)):
         raise CheckpointError(
-            f"--checkpoint = {path} does not fit model.json: {'; '.join(differences.values())}. Name the model.json "
-            "of this network by --model."
+            f"--checkpoint = {path} does not fit model.json: {'; '.join(differences.values())}. Name the model.json of "
+            "this network by --model."
         )
     state.check_family(f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():

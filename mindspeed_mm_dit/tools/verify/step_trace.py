@@ -152,7 +152,7 @@ def _read(path: Path, shapes: dict[str, tuple[int, ...]]) -> Recorded:
         for name, array in arrays.items():
             kind, _, parameter = name.rpartition("/")
             if kind in _PARAMETER_KINDS and shapes.setdefault(parameter, array.shape) != array.shape:
-                raise UnusableFile(f"{name} has another shape than before: {array.shape}, not {shapes[parameter]}")
+                raise UnusableFile(f"has {name} of shape {array.shape}, not {shapes[parameter]} as before")
     except (OSError, ValueError, RecursionError, UnusableFile, ConfigError, CheckpointError) as error:
         raise DataError(
             f"{path.parent} is cut short or damaged ({path.name}: {error_text(error)}). {RECORD_AGAIN}"
