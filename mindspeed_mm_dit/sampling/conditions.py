@@ -120,7 +120,7 @@ def check_takes(item: str, conditions: Conditions, flag: str, value: Any) -> Non
     what = f"{flag} = {shorten_repr(value)}" if isinstance(value, (int, str)) else flag
     hint = f"Use {word_of(known[0])}." if known else "Leave it out."
     raise ConfigError(
-        f"{what} needs a model that is conditioned on {_WORDS[item]}, and this one is conditioned on {inputs}. {hint}"
+        f"{what} cannot be used, because this model is conditioned on {inputs}, not on {_WORDS[item]}. {hint}"
     )
 
 
