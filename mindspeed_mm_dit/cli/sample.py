@@ -146,9 +146,8 @@ def run(args: argparse.Namespace) -> int:
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
         from mindspeed_mm_dit.framework import runtime
-        from mindspeed_mm_dit.sampling.generate import generate_on_ranks
+        from mindspeed_mm_dit.sampling.generate import generate_on_ranks, plan_samples
         from mindspeed_mm_dit.sampling.load import Experts, describe, load_model
-        from mindspeed_mm_dit.sampling.plan import plan_samples
 
         described = describe(ModelRequest.from_flags(args))
         output = Output(args.output, FPS if args.fps is None else args.fps)

@@ -69,9 +69,8 @@ def test_layer_answers_alike_at_the_timesteps_of_its_chain():
 
 def drawn_here(source, labels, steps):
     from mindspeed_mm_dit.sampling.conditions import SampleConditions
-    from mindspeed_mm_dit.sampling.generate import generate
+    from mindspeed_mm_dit.sampling.generate import generate, with_defaults
     from mindspeed_mm_dit.sampling.load import describe, load_model
-    from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 
     described = describe(ModelRequest(source))

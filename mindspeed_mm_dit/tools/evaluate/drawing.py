@@ -244,8 +244,8 @@ class Work:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
         """Check all flags before weights are read."""
+        from mindspeed_mm_dit.sampling.generate import resized, with_defaults
         from mindspeed_mm_dit.sampling.load import describe
-        from mindspeed_mm_dit.sampling.plan import resized, with_defaults
 
         described = describe(ModelRequest.from_flags(args))
         config, classes = described.config, described.classes

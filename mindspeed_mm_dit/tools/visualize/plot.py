@@ -68,7 +68,7 @@ def read_curve(path: str | Path) -> Curve:
     path = _tensorboard_folder(path)
     losses = first_of_names(read_folder(path), TRAINING_SCALARS) if is_folder(path) else read_text(path, parse_losses)
     if not losses:
-        raise DataError(f"{path} contains no losses. Known formats are: {'; '.join(KNOWN_FORMATS)}.")
+        raise DataError(f"{path} contains no losses. The known formats are {'; '.join(KNOWN_FORMATS)}.")
     return _curve(str(path), losses)
 
 
@@ -268,7 +268,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the logs, draw them, and print what was read."""
     if Path(args.output).suffix != ".png":
-        raise ConfigError(f"--output = {args.output} is not a .png.")
+        raise ConfigError(f"--output = {args.output} must end in .png.")
     if args.smooth is not None and args.smooth < 1:
         raise ConfigError(f"--smooth = {args.smooth} must be at least 1.")
 

@@ -16,10 +16,9 @@ from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
-from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.generate import generate, with_defaults
 from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
-from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step

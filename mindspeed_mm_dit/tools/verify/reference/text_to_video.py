@@ -245,10 +245,12 @@ class WanVAE:
         self.arrays = arrays
         folder = weights.get("--vae", weights.get("--checkpoint"))
         if folder is None:
-            raise CheckpointError(f"--vae is missing: the values of the file are those of an autoencoder. {FORMAT}")
+            raise CheckpointError(
+                f"--vae is required, because the values of the file are those of an autoencoder. {FORMAT}"
+            )
         if "torch" not in runtime.versions():
             raise PlatformError(
-                "--vae runs on PyTorch alone: mint.nn.functional.conv3d of MindSpore is for Ascend. Add "
+                "--vae runs on PyTorch alone, because mint.nn.functional.conv3d of MindSpore is for Ascend. Add "
                 "--ai-framework pytorch."
             )
         self.autoencoder: Any = TextToVideo(arrays, {"--vae": folder}).autoencoder

@@ -74,7 +74,7 @@ class WanFile:
     def fresh_network(self, expert: str = "") -> Any:
         """Return a new network; the one in :attr:`network` never changes."""
         if expert not in self.experts:
-            raise UnknownQuantity(f"--checkpoint = {self.folder} has no {expert}/" if expert else "name the expert")
+            raise UnknownQuantity(f"--checkpoint = {self.folder} has no {expert}/." if expert else "Name the expert.")
         config, weights = self._described(expert)
         x = "x" if "x" in self.arrays else "start"
         shape = self.arrays[x].shape
