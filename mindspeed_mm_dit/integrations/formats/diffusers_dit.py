@@ -36,7 +36,7 @@ STEPS = 50
 """Default of DiTPipeline; trajectories of 25, 10, 5, 2 and 1 steps visit some of the same timesteps."""
 _SMALLEST = 1e-3
 """If the smallest singular value of the codes is below this, float32 cannot tell the timesteps apart."""
-WRONG_CONFIG_ERROR = ("is not the network of its config.json", "copy or download the folder again")
+WRONG_CONFIG_ERROR = ("is not the network of its config.json", "Copy or download the folder again.")
 
 
 # --- names ------------------------------------------------------------------------------------------------------------
@@ -48,7 +48,10 @@ def to_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig) -> Arrays:
     positions = arrays.pop("pos_embed")
     difference = np.abs(positions.astype(np.float64) - _positions(config)).max()
     if difference > (1e-2 if positions.dtype == np.float16 else 1e-6):
-        raise CheckpointError("SOURCE: pos_embed is not the sin-cos code that diffusers computes instead.")
+        raise CheckpointError(
+            "pos_embed of SOURCE is not the sin-cos code that diffusers computes instead. Convert to safetensors, .pt "
+            "or .ckpt."
+        )
     return rules.to_diffusers(arrays, DIT_RULES)
 
 
@@ -60,7 +63,7 @@ def from_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig, what: st
         out = {"pos_embed": _positions(config), **rules.to_original(arrays, DIT_RULES)}
     except ValueError as error:
         name, problem = error.args
-        raise CheckpointError(f"{what}: {name}: {problem}.") from None
+        raise CheckpointError(f"{what}: {name} {problem}.") from None
     return {name: out[name] for name in parameters_of(config).shapes()}
 
 
@@ -141,9 +144,9 @@ def conversion_matrix(timesteps: np.ndarray) -> np.ndarray:
     theirs = sinusoids(timesteps, diffusers_frequencies())
     if np.linalg.svd(theirs, compute_uv=False)[-1] < _SMALLEST:
         raise ConfigError(
-            f"diffusion.num_train_timesteps = {timesteps[-1] + 1} or more: the {len(timesteps)} timesteps of a "
-            "trajectory are too alike for diffusers' timestep code to serve them. Convert the network alone: --to "
-            "diffusers."
+            f"diffusion.num_train_timesteps is too small: the {len(timesteps)} timesteps from 0 to {timesteps[-1]} of "
+            "a trajectory are too close together for diffusers' timestep code. Convert the network alone (--to "
+            "diffusers)."
         )
     ours = sinusoids(timesteps, timestep_frequencies(FREQUENCY_WIDTH))
     return np.eye(FREQUENCY_WIDTH) + np.linalg.pinv(theirs) @ (ours - theirs)

@@ -112,7 +112,7 @@ def _read_stored(folder: Path) -> Stored:
     try:
         weight_file = weight_file_in(folder, _FILES).path
     except UnusableFile as problem:
-        raise CheckpointError(f"{folder}: {problem}.") from None
+        raise CheckpointError(f"{folder} {problem}.") from None
     names = _indexed(weight_file) if weight_file.suffix == ".json" else {}
     files = [weight_file.parent / file for file in sorted(set(names.values()))] or [weight_file]
     if all(file.suffix == ".safetensors" for file in files):
@@ -140,8 +140,8 @@ def _check_sizes(network: DiTConfig, arrays: Arrays, folder: Path) -> None:
     blocks = count_of(shapes_of(arrays), "transformer_blocks")
     if network.num_layers != blocks:
         raise CheckpointError(
-            f"{folder}/config.json: num_layers = {network.num_layers}: the weights next to it have {blocks} blocks. "
-            "Copy or download the folder again."
+            f"{folder}/config.json: num_layers = {network.num_layers}, but the weights next to it have {blocks} "
+            "blocks. Copy or download the folder again."
         )
     config_json.check_declared_sizes(network, f"{folder}/config.json: sample_size = {network.input_size}")
 

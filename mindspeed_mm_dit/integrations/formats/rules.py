@@ -26,7 +26,7 @@ class Transform(NamedTuple):
 
 def _join_repeated(copies: Sequence[np.ndarray]) -> np.ndarray:
     if any(copy.tobytes() != copies[0].tobytes() for copy in copies):
-        raise ValueError("differs from block to block; the published model shares it")
+        raise ValueError("differs from block to block, and all blocks of the published network share it")
     return copies[0]
 
 

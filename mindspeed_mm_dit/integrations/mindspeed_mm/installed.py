@@ -111,17 +111,17 @@ def newest(what: str, folder: str) -> Path:
     name = (Path(folder) / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
     iterations = [str(iteration) for iteration in CheckpointStore(folder).iterations()]
     if not name:
+        advice = f"Write {iterations[-1]} into it." if iterations else "Name another folder."
         raise CheckpointError(
-            f"{what}: its {TRACKER} is empty: a run was killed while it wrote it, after the checkpoint. "
-            f"{f'write {iterations[-1]} into it' if iterations else 'name another folder'}"
+            f"{what} has an empty {TRACKER}: a run was killed while it wrote it, after the checkpoint. {advice}"
         )
     if name != RELEASE and not name.isdecimal():
         raise CheckpointError(
-            f"{what}: its {TRACKER} says {shorten_repr(name)}. Write the number of a checkpoint into it."
+            f"{what} has a {TRACKER} that says {shorten_repr(name)}. Write the number of a checkpoint into it."
         )
     path = Path(folder) / RELEASE if name == RELEASE else CheckpointStore(folder).path(int(name))
     if not path.is_dir():
         raise CheckpointError(
-            f"{what}: {TRACKER} names {path.name}, which is not there. Write the number of one that is."
+            f"{what} has a {TRACKER} that names {path.name}, which is not there. Write the number of one that is."
         )
     return path

@@ -92,11 +92,15 @@ class ImagesJudge:
     def __init__(self, reference: ImageSet) -> None:
         """Raise ConfigError for a reference with statistics only, or with too few images."""
         if not reference.count:
-            words = "is needed: the reference holds statistics of the Inception's features, and no images"
-            raise ConfigError(f"--inception: {words}. {INCEPTION}")
+            raise ConfigError(
+                f"{reference.what} holds statistics of the Inception's features and no images, so it needs "
+                f"--inception. {INCEPTION}"
+            )
         if reference.count < MIN_IMAGES:
-            words = f"{reference.count} image(s): scores without --inception need at least {MIN_IMAGES}"
-            raise ConfigError(f"{reference.what}: {words}. Use more.")
+            raise ConfigError(
+                f"{reference.what} has {reference.count} image(s), and scores without --inception need at least "
+                f"{MIN_IMAGES}. Use more."
+            )
         self._reference = reference
 
     def check(self, images: Candidates) -> None:
@@ -155,20 +159,24 @@ def check_count(images: Candidates) -> None:
     """Raise ConfigError for too few images to score."""
     if images.count < MIN_IMAGES:
         raise ConfigError(
-            f"{images.counted_by}: {images.count} image(s): variety within a class needs at least {MIN_IMAGES}. Use "
-            "more."
+            f"{images.counted_by} gives {images.count} image(s), and variety within a class needs at least "
+            f"{MIN_IMAGES}. Use more."
         )
 
 
 def _check_classes(reference: ImageSet, images: Candidates) -> None:
     missing = [name for name in images.classes if name not in reference.classes]
     if missing and reference.classes:
-        reason = f"has no class {missing[0]!r}, which {images.what} has"
-        raise ConfigError(f"{reference.what} {reason}. Its folders are {', '.join(reference.classes[:20])}.")
+        raise ConfigError(
+            f"{reference.what} has no class {missing[0]!r}, which {images.what} has. Its folders are "
+            f"{', '.join(reference.classes[:20])}."
+        )
     count = len(reference.classes) or int(reference.labels.max()) + 1  # type: ignore[union-attr]
     if images.num_labels > count:
-        reason = f"has {images.num_labels} classes, and {reference.what} has {count}"
-        raise ConfigError(f"{images.what} {reason}. Name a reference of the same classes.")
+        raise ConfigError(
+            f"{images.what} has {images.num_labels} classes, and {reference.what} has {count}. Name a reference of the "
+            "same classes."
+        )
 
 
 def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:

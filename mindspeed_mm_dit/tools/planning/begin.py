@@ -65,8 +65,8 @@ def find_base(weights: str, vae: str | None, diffusion: str | None) -> Pretraine
     record = PUBLISHED.get(weights)
     if record is None and not Path(weights).exists():
         raise ConfigError(
-            f"--from = {weights} is neither a model name of mm-dit get nor a file or folder. "
-            f"{nearest(weights, PUBLISHED)}mm-dit get lists the names."
+            f"--from = {weights} is neither a name of mm-dit get nor a file or folder. "
+            f"{nearest(weights, PUBLISHED)}Run mm-dit get for a list of the names."
         )
     source = read_source(_weights_in(record.folder(WEIGHTS), weights) if record else weights, DiTConfig(32, 1000))
     assert isinstance(source.predictor, DiTConfig)  # (read_source refuses others)
@@ -137,7 +137,9 @@ def _weights_in(folder: Path, name: str) -> Path:
         return folder
     files = [file for file in folder.glob("*") if any(file.suffix in known.endings for known in FORMATS.values())]
     if len(files) != 1:
-        raise CheckpointError(f"--from = {name}: {folder} does not hold its weights. Run: mm-dit get {name}")
+        raise CheckpointError(
+            f"--from = {name} needs its weights in {folder}, which does not hold them. Run: mm-dit get {name}"
+        )
     return files[0]
 
 
@@ -148,8 +150,8 @@ def _num_heads(source: SourceWeights) -> int:
     if num_heads := source.num_heads or published.get(sizes):
         return num_heads
     raise CheckpointError(
-        f"--from = {source.path} does not tell its number of attention heads. Name a checkpoint of a run, or a "
-        "folder of diffusers."
+        f"--from = {source.path} does not tell its number of attention heads. Name a checkpoint of a run, or a folder "
+        "of diffusers."
     )
 
 
@@ -162,8 +164,8 @@ def _vae_of(source: SourceWeights, needed: list[Path]) -> str | None:
         if (candidate / "config.json").is_file():
             return str(candidate)
     raise ConfigError(
-        f"--from = {source.path} does not tell which autoencoder made the latents that it learned. Name its folder: "
-        "--vae weights/sd-vae-ft-ema (mm-dit get sd-vae-ft-ema)."
+        f"--from = {source.path} does not tell which autoencoder it was trained with. Name its folder, e.g. --vae "
+        "weights/sd-vae-ft-ema after mm-dit get sd-vae-ft-ema."
     )
 
 
@@ -196,8 +198,8 @@ def _tuned(
     except ConfigError as error:
         if new:
             raise ConfigError(
-                f"--from = {base.name} does not know these {new}, so all of it must be trained: {error} "
-                "Adapters do for one class, or for classes that it knows by name."
+                f"--from = {base.name} does not know these {new}, so all of it must be trained, which does not fit. "
+                f"{error} Adapters do for one class, or for classes that it knows by name."
             ) from None
     adapted = with_tuning(whole, ADAPTERS)
     little = f"{machine.num_bytes / GIB:,.4g} GiB are too little to train all"

@@ -111,8 +111,8 @@ def example_config(name: str | None) -> Path | None:
     )
     if example and "--lora-r" not in read_train_args(example / FLAGS_FILE):
         raise ConfigError(
-            f"--from = {name} learns videos, and these are images. Run: mm-dit train {example.name} does; its "
-            "train.args says where clips go"
+            f"--from = {name} learns videos, and these are images. For videos, run mm-dit train {example.name}, whose "
+            "train.args says where clips go."
         )
     return example
 

@@ -179,7 +179,7 @@ def _append(address: str, file: BinaryIO, most: int, headers: dict[str, str], up
             if file.tell() + len(chunk) > most:
                 _empty(file)
                 raise CheckpointError(
-                    f"{address}: sends more than the {most:,} bytes that it may have; they were removed. Use another "
+                    f"{address} sends more than the {most:,} bytes that it may have, which were removed. Use another "
                     "mirror or hub."
                 )
             file.write(chunk)
@@ -204,7 +204,9 @@ def _fetch(address: str, part: HubFile, folder: Path, headers: dict[str, str]) -
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PlatformError(f"{aside} is being fetched by another process. Wait for it, and run again.") from None
+            raise PlatformError(
+                f"{aside} is being downloaded by another process. Wait for it, and run again."
+            ) from None
         except OSError:
             pass  # a network disk without locks
         if file.tell() > part.size:
@@ -231,8 +233,8 @@ def _parsing(address: str) -> Iterator[None]:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{address} lists no files as a hub does: {type(error).__name__}: {error}. Name another mirror or hub: "
-            f"{MIRRORS}."
+            f"{address} does not list files as a hub does ({type(error).__name__}: {error}). Name another mirror or "
+            f"hub: {MIRRORS}."
         ) from None
 
 

@@ -33,7 +33,7 @@ def check_before_import(argv: Sequence[str]) -> MultiModalArguments | None:
     """Check flags, files and environment, and return the configs; None for --help. A --dry-run ends here, with code 0.
 
     Raises:
-        ConfigError: naming the flag, the reason and the cure.
+        ConfigError: naming the flag.
     """
     if "--help" in argv or "-h" in argv:
         return None  # the host prints its help while it is imported
@@ -82,19 +82,19 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
 
 def _check_tool(flags: RunConfig) -> None:
     if flags.mm_tool is None:
-        raise ConfigError(f"--mm-tool: MindSpeed-MM does not start without it. Add --mm-tool {tools_json()}.")
+        raise ConfigError(f"--mm-tool is missing, and MindSpeed-MM needs it. Add --mm-tool {tools_json()}.")
     if not Path(flags.mm_tool).is_file():
-        raise ConfigError(f"--mm-tool = {flags.mm_tool}: no such file. Use {tools_json()}.")
+        raise ConfigError(f"--mm-tool = {flags.mm_tool} is no file. Use {tools_json()}.")
 
 
 def _check_flags_of_fsdp2(flags: RunConfig) -> None:
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         raise ConfigError(
-            "CUDA_DEVICE_MAX_CONNECTIONS = 1: with --use-torch-fsdp2 it would serialise the gathering of weights "
-            "with computation; Megatron refuses it. Set it to 2 or more, e.g. export CUDA_DEVICE_MAX_CONNECTIONS=2."
+            "CUDA_DEVICE_MAX_CONNECTIONS = 1 is refused by Megatron with --use-torch-fsdp2, as the gathering of "
+            "weights would wait for computation. Set it to 2 or more, e.g. export CUDA_DEVICE_MAX_CONNECTIONS=2."
         )
     if flags.fsdp2_config_path is None:
-        raise ConfigError("--fsdp2-config-path: MindSpeed-MM requires one with --use-torch-fsdp2. Name an fsdp2.yaml.")
+        raise ConfigError("--fsdp2-config-path is missing, and --use-torch-fsdp2 needs it. Name an fsdp2.yaml.")
     fp16 = flags.parts["fp16"]
     if fp16 or flags.parts["use_distributed_optimizer"]:
         flag = "--fp16" if fp16 else "--use-distributed-optimizer"
@@ -103,15 +103,15 @@ def _check_flags_of_fsdp2(flags: RunConfig) -> None:
         )
     if flags.ckpt_format not in (None, "torch_dcp"):
         raise ConfigError(
-            f"--ckpt-format = {flags.ckpt_format}: with FSDP2 a DiT is saved as torch_dcp, which the standalone host "
-            "reads as well. Drop the flag."
+            f"--ckpt-format = {flags.ckpt_format} is not possible with --use-torch-fsdp2: a DiT is saved as torch_dcp "
+            "then, which the standalone host reads as well. Drop --ckpt-format."
         )
 
 
 def _check_wrapped(flags: RunConfig, mm: MultiModalArguments) -> None:
     if mm.fsdp2 is not None and not mm.fsdp2.sub_modules_to_wrap:
         raise ConfigError(
-            f"{flags.fsdp2_config_path}: sub_modules_to_wrap is missing or empty: MindSpeed-MM fails on it. Name the "
+            f"{flags.fsdp2_config_path}: sub_modules_to_wrap is missing or empty, and MindSpeed-MM needs it. Name the "
             "modules to wrap, e.g. predictor.blocks.{*}."
         )
 

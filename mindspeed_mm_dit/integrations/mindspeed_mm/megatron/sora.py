@@ -46,7 +46,10 @@ class SoRAPredictor(torch.nn.Module):
     def __init__(self, **section: Any) -> None:
         super().__init__(_config(self.config_class, section, "predictor"))
         if self.config.conditions.frames is not None:
-            raise ConfigError("predictor: its frames are not supported in the host's scripts. Use pretrain_dit.py.")
+            raise ConfigError(
+                f"predictor.model_id = {self.config.model_id!r} takes frames as a condition, which the scripts of "
+                "MindSpeed-MM do not support. Use pretrain_dit.py."
+            )
         self._axes = [array.ndim for array in self.config.conditions.examples(1).values()]
         self._constants = {name: buffer.clone() for name, buffer in self.named_buffers()}
         if not any(parameter.is_meta for parameter in self.parameters()):
@@ -88,7 +91,7 @@ def _condition_tensors(prompt: Any, axes: Sequence[int]) -> list[Tensor]:
     prompts = prompt if isinstance(prompt, (list, tuple)) else [prompt]
     if len(prompts) != len(axes):
         raise DataError(
-            f"batch: prompt_ids holds {len(prompts)} prompt(s), and the predictor takes {len(axes)} condition(s). "
+            f"prompt_ids of a batch holds {len(prompts)} prompt(s), and the predictor takes {len(axes)} condition(s). "
             "Pass a list with one entry per condition, in the predictor's order."
         )
     sizes: dict[int, Any] = {1: lambda x: (-1,), 2: lambda x: (len(x), -1), 3: lambda x: (len(x), -1, x.shape[-1])}
@@ -114,9 +117,9 @@ class SoRADiffusion:
         if 0 < len(draws) < len(names):  # the missing ones would be generated for other timesteps
             missing = ", ".join(f"drawn_{name}" for name in names if name not in draws)
             raise DataError(
-                f"batch with {', '.join(f'drawn_{name}' for name in draws)} lacks {missing}. Store all random "
+                f"A batch has {', '.join(f'drawn_{name}' for name in draws)} and lacks {missing}. Store all random "
                 "numbers of the objective in the features, or none."
-            )  # fmt: skip
+            )
         if not draws:
             sample_indices = torch.randint(2**62, (x_start.shape[0],)).numpy()
             arrays = self.objective.draws(self.config, get_args().seed, sample_indices, tuple(x_start.shape[1:]))
