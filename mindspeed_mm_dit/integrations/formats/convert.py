@@ -50,7 +50,7 @@ from mindspeed_mm_dit.integrations.formats.config_json import (
     vae_shapes,
     with_vae_config,
 )
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import LAYER
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import LAYER
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from mindspeed_mm_dit.terminal import echo

@@ -23,15 +23,17 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.lora import LowRank
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
-from mindspeed_mm_dit.integrations.formats.families import FAMILIES, Family, family_of
-from mindspeed_mm_dit.integrations.formats.rules import (
+from mindspeed_mm_dit.integrations.formats.families import (
+    FAMILIES,
     RENAMED,
     REPEATED,
     STACKED,
+    Family,
     Rule,
     Transform,
     block_ranges,
     expand_rules,
+    family_of,
     numbers_in,
 )
 

@@ -2,7 +2,7 @@
 
 model_index.json                   what is in it; of DiTPipeline also id2label
 transformer/                       the network, as diffusers_folder.py writes it
-transformer/changed_for_diffusers.json    of DiTPipeline: what was changed in the network (diffusers_dit.py)
+transformer/changed_for_diffusers.json    of DiTPipeline: what was changed in the network (diffusers_folder.py)
 vae/                               the autoencoder of model.json
 text_encoder*/, tokenizer*/        copies of what model.json names
 scheduler/                         DDIM over the noise schedule of model.json, or its sampling times
@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.integrations.formats import diffusers_dit, diffusers_folder
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.integrations.formats.config_json import INDEX, check_options
 from mindspeed_mm_dit.models.pretrained import read_autoencoder_kl
 
@@ -72,9 +72,9 @@ _PARTS = {"transformer": "DiTTransformer2DModel", "vae": "AutoencoderKL", "sched
 
 def _write_dit_pipeline(path: Path, state: State, model: ModelConfig) -> None:
     _check_dit(model)
-    visited = diffusers_dit.ddim_timesteps(model.diffusion.num_train_timesteps)
-    changes = diffusers_dit.Changes(tuple(visited.tolist()), model.predictor.num_classes)
-    weights = diffusers_dit.convert_for_pipeline(state.weights, changes)
+    visited = diffusers_folder.ddim_timesteps(model.diffusion.num_train_timesteps)
+    changes = diffusers_folder.Changes(tuple(visited.tolist()), model.predictor.num_classes)
+    weights = diffusers_folder.convert_for_pipeline(state.weights, changes)
     vae = _autoencoder(model.ae)
     for name in _PARTS:
         (path / name).mkdir()
@@ -115,7 +115,7 @@ def _check_dit(model: ModelConfig) -> None:
             "shift."
         )
     num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
-    last = diffusers_dit.UNCONDITIONAL_CLASS
+    last = diffusers_folder.UNCONDITIONAL_CLASS
     if num_classes > last or not model.predictor.conditions.has_unconditional:
         raise ConfigError(
             f"predictor.num_classes = {num_classes} with class_dropout_prob = {dropout:g} does not fit diffusers' "

@@ -180,7 +180,8 @@ class Shards:
             images = self._load(shard)
             if images.shape != (len(self.numbers(shard)), *shape) or images.dtype != np.uint8:
                 raise DataError(
-                    f"{self._path(shard)} holds {images.dtype} {images.shape}, and not images as the others. Remove it, and run again."
+                    f"{self._path(shard)} holds {images.shape} {images.dtype} instead of its images. Remove the file, "
+                    "and run again."
                 )
             yield images
 

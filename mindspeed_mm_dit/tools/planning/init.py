@@ -31,9 +31,17 @@ from mindspeed_mm_dit.models.words_encoder import has_words
 from mindspeed_mm_dit.sampling.conditions import quote_class_name
 from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.planning.begin import PretrainedModel, adapted_starter, find_base
+from mindspeed_mm_dit.tools.planning.begin import (
+    WEIGHTS,
+    PretrainedModel,
+    adapted_example,
+    adapted_starter,
+    example_config,
+    files_of,
+    find_base,
+    value_text,
+)
 from mindspeed_mm_dit.tools.planning.data import check_headers, sizes_of
-from mindspeed_mm_dit.tools.planning.example import WEIGHTS, adapted_example, example_config, files_of, value_text
 from mindspeed_mm_dit.tools.planning.facts import CaptionEncoder, ImageFacts, Machine, text_for
 from mindspeed_mm_dit.tools.planning.get import PUBLISHED
 from mindspeed_mm_dit.tools.planning.layout import (
