@@ -1,7 +1,7 @@
 """Translates a data.json of MindSpeed-MM: its ``dataset_type`` "t2v" and its dataloader modes.
 
 The classes below have its keys and defaults (v26.1.0). A setting that cannot work here, because samples are addressed
-by sample index, is rejected with a reason.
+by sample index, is an error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,6 @@ from mindspeed_mm_dit.errors import ConfigError
 WAN_PATCH = 16
 """Side of Wan's patches in pixels: autoencoder factor 8, times 2. Shapes are always multiples of it."""
 SAMPLERS = ("stateful_distributed_sampler", "BaseRandomBatchSampler", "SequentialSampler", "LengthGroupedSampler")
-REFUSED_MODES = {
-    "variable": ", because its VariableVideoBatchSampler drops samples at random, and its batch sizes differ",
-}
-REFUSED_SAMPLERS = {
-    "BucketBatchSampler": ", because it sorts the tokens of vision-language models",
-    "LuminaMetaLenDistSampler": ", because it sorts the tokens of Lumina",
-    "AESampler": ", because it is for training autoencoders",
-}
-
 ONLY_OF_PROCESSOR = {
     "frame_interval": (1, "frames are dropped only to reach train_fps (auto_interval)"),
     "speed_factor": (1, "videos are not sped up here"),
@@ -236,14 +227,13 @@ class Loader:
         _check_only(self, "dataloader_param", ONLY_OF_LOADER)
         if self.dataloader_mode not in ("sampler", "base"):
             raise ConfigError(
-                f"dataloader_param.dataloader_mode = {self.dataloader_mode!r} is not "
-                f"supported{REFUSED_MODES.get(self.dataloader_mode, '')}. Use sampler, and dataset_param.buckets for "
-                "several shapes."
+                f"dataloader_param.dataloader_mode = {self.dataloader_mode!r} is not supported. Use sampler, and "
+                "dataset_param.buckets for several shapes."
             )
         if self.dataloader_mode == "sampler" and self.sampler_type not in SAMPLERS:
             raise ConfigError(
-                f"dataloader_param.sampler_type = {self.sampler_type!r} is not "
-                f"supported{REFUSED_SAMPLERS.get(self.sampler_type, '')}. Use one of {', '.join(SAMPLERS)}."
+                f"dataloader_param.sampler_type = {self.sampler_type!r} is not supported. Use one of "
+                f"{', '.join(SAMPLERS)}."
             )
 
 

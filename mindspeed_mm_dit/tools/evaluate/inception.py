@@ -143,21 +143,21 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{what} {problem}. {INCEPTION}") from None
     except Exception as error:  # (a damaged file raises anything)
         raise CheckpointError(
-            f"{what} holds no weights that can be read without running code: {_reason(error)}. {INCEPTION}"
+            f"{what} holds no weights that can be read without running code: {_first_line(error)}. {INCEPTION}"
         ) from None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
         raise CheckpointError(f"{what} is not the Inception, as it is no dict of tensors. {INCEPTION}")
     return weights
 
 
-def _reason(error: Exception) -> str:
-    """Return PyTorch's reason, without its advice to load the file with ``weights_only=False``."""
+def _first_line(error: Exception) -> str:
+    """Return what PyTorch says, without its advice to load the file with ``weights_only=False``."""
     message = str(error)
     if isinstance(error, LookupError):
         return "it is no file of PyTorch"
     if "weights_only" in message:
         return "it is damaged, no file of PyTorch, or holds more than numbers"
-    return (message or type(error).__name__).splitlines()[0][:200]
+    return (message or type(error).__name__).splitlines()[0][:200].rstrip(".")
 
 
 def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:

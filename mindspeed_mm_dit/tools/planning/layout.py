@@ -86,7 +86,7 @@ def classes_of_folder(images: str) -> FolderLayout:
     )
     if splits and len(splits) == len(folders):
         raise ConfigError(
-            f"IMAGES = {images} holds {', '.join(splits)}, which are splits and no classes. Name {path / splits[0]}."
+            f"IMAGES = {images} has splits ({', '.join(splits)}) instead of classes. Name {path / splits[0]}."
         )
     if list_class_folders(path).rows:
         return FolderLayout(images, None, False, "every folder in it is a class")
@@ -206,7 +206,7 @@ def _check_table(file: Path) -> None:
         read_table(file, labelled=False, captions=COLUMNS[:1])
     except DataError as error:
         raise ConfigError(
-            f"IMAGES has a table that names the images, and is not read. {error} Name another column of captions by "
+            f"IMAGES has a table that names the images, and cannot be read. {error} Name another column of captions by "
             f"--captions, or leave the table out with --captions {NONE}."
         ) from None
 

@@ -197,7 +197,7 @@ def _broken(name: str, error: Exception) -> PlatformError:
     """Return the error to report if the import of ``name`` failed with ``error``."""
     torch = getattr(sys.modules.get("torch"), "__version__", "none")
     return PlatformError(
-        f"--host = mindspeed-mm is installed, but importing {name} fails with {type(error).__name__}: {error}. Repair "
+        f"--host = mindspeed-mm cannot start, as importing {name} fails with {type(error).__name__}: {error}. Repair "
         f"the installation (PyTorch {torch} is here, MindSpeed-MM asks for {contract.TORCH}; docs/mindspeed_mm.md "
         "lists versions that go together), or pass --host standalone."
     )

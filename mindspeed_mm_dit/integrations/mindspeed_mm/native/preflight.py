@@ -75,8 +75,8 @@ SUPPORTED: Mapping[str, tuple[Collection[Any], str]] = {
     ),
     "training.optimizer": (
         ("adamw", "muon"),
-        "must be adamw or muon, of which every host has its own, which does not swap its moments out. With adamw, "
-        "parallel.fsdp_plan.cpu_offload: true keeps them in the machine's memory.",
+        "must be adamw or muon. To keep the moments in the machine's memory, write adamw and "
+        "parallel.fsdp_plan.cpu_offload: true.",
     ),
     "training.matched_adamw_rms": ((0.2,), "must be 0.2, the scale of every host's Muon. Drop it."),
 }

@@ -316,7 +316,9 @@ def refused(path: str, error: BaseException) -> ConfigError:
     problem = error.errors()[0]
     key, value, message = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
-        return ConfigError(f"{path}: {key} is required and missing. mm-dit plan --write-native prints all.")
+        return ConfigError(
+            f"{path}: {key} is required and missing. Run mm-dit plan --write-native for a complete yaml."
+        )
     setting = key if isinstance(value, dict) else f"{key} = {written(value)}"  # (a section: its values do not agree)
     advice = " Leave the key out." if value is None else ""
     return ConfigError(f"{path}: {setting} is not what MindSpeed-MM's native engine takes: {message}.{advice}")
