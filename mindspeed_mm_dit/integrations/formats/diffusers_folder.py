@@ -211,8 +211,7 @@ def read(path: Path) -> State:
     if (
         network := config_json.config_from_diffusers(config, f"{folder}/config.json")
     ) is not None:  # (its names are ours)
-        shapes = parameters_of(network).shapes()
-        check_names(shapes, shapes_of(arrays), str(folder), *WRONG_CONFIG_ERROR)
+        check_names(parameters_of(network).shapes(), shapes_of(arrays), str(folder), *WRONG_CONFIG_ERROR)
         return replace(state, predictor=network)
     if config.get("_class_name") not in config_json.DIT_CLASSES:
         known = (config_json.DIT_CLASS, *config_json.diffusers_predictors())

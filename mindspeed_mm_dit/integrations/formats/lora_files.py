@@ -58,8 +58,7 @@ def fits(path: Path) -> bool:
         file = _file(path)
         if file.suffix not in _ENDINGS:
             return False
-        is_torch = file.suffix != ".safetensors"
-        names = names_in_torch_file(file) if is_torch else read_safetensors_header(file).tensors
+        names = names_in_torch_file(file) if file.suffix != ".safetensors" else read_safetensors_header(file).tensors
         return any(_match(name) or _other_kind(name) for name in names)
     except (CheckpointError, UnusableFile, OSError):
         return False
@@ -279,8 +278,7 @@ def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
         arrays |= {f"{name}.lora_down.weight": lora.down, f"{name}.lora_up.weight": lora.up}
         arrays[f"{name}.alpha"] = np.array(lora.alpha, np.float32)
     first = next(iter(adapter.layers.values()))
-    metadata = {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))}
-    write_arrays(path, arrays, metadata)
+    write_arrays(path, arrays, {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))})
     return notes
 
 

@@ -194,8 +194,7 @@ def _fits_rotation(size: Any, shape: tuple[int, ...]) -> bool:
 
 def _needs_scale(tensor: Quantized) -> bool:
     """Return whether codes cannot be the weight itself: integers, and float8 that fills more than half its range."""
-    most = _LARGEST.get(tensor.format, 0) / 2
-    return bool(tensor.codes.size and np.abs(tensor.codes).max() > most)
+    return bool(tensor.codes.size and np.abs(tensor.codes).max() > _LARGEST.get(tensor.format, 0) / 2)
 
 
 def _refused(problem: str) -> CheckpointError:

@@ -94,8 +94,7 @@ def _takes(node: ast.AST | None, parameters: tuple[str, ...]) -> bool:
     if not isinstance(node, ast.FunctionDef) or node.args.vararg:
         return True
     names = tuple(argument.arg for argument in node.args.args if argument.arg != "self")
-    further = len(names) - len(parameters)
-    return names[: len(parameters)] == parameters and further <= len(node.args.defaults)
+    return names[: len(parameters)] == parameters and len(names) - len(parameters) <= len(node.args.defaults)
 
 
 RELEASE = "release"

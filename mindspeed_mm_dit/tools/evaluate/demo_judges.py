@@ -113,8 +113,7 @@ def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
     """Return the last line of a run with clips (N, F, H, W) uint8 sampled for the digits ``labels`` (N,) alone."""
     accuracy = float((read_digits(clips) == labels).mean())
     moves = sum(direction is not None for direction in read_directions(clips)) / len(clips)
-    correct = f"{accuracy:.1%} of {len(clips)} clips show the requested digit"
-    return f"moving digits score: {correct}; {moves:.1%} move"
+    return f"moving digits score: {accuracy:.1%} of {len(clips)} clips show the requested digit; {moves:.1%} move"
 
 
 def read_digits(clips: np.ndarray) -> np.ndarray:

@@ -222,8 +222,7 @@ def draw_missing(
         numbers = shards.numbers(shard)
         shard_labels = labels[numbers].tolist()
         values = {"caption": [prompts[label] for label in shard_labels]} if prompts else {"label": shard_labels}
-        conditions = SampleConditions(values, first_number=int(numbers[0]))
-        shards.write(shard, generate(*model, conditions, request))
+        shards.write(shard, generate(*model, SampleConditions(values, first_number=int(numbers[0])), request))
 
 
 @dataclass(frozen=True)

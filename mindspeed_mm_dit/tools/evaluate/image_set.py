@@ -181,8 +181,7 @@ class _Npz:
             size = min(size, max(1, BATCH_BYTES // math.prod(shape)))
             for start in range(0, count, size):
                 length = min(size, count - start)
-                content = member.read(length * int(np.prod(shape)))
-                yield np.frombuffer(content, np.uint8).reshape(length, *shape)
+                yield np.frombuffer(member.read(length * int(np.prod(shape))), np.uint8).reshape(length, *shape)
 
     def _labels(self, count: int) -> np.ndarray | None:
         if LABELS not in self._names:

@@ -11,7 +11,7 @@ import numpy as np
 from einops import reduce
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions, check_size
 from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet
 from mindspeed_mm_dit.tools.evaluate.metrics import NEIGHBOURS
 from mindspeed_mm_dit.tools.evaluate.real_images import (
@@ -105,12 +105,7 @@ class ImagesJudge:
 
     def check(self, images: Candidates) -> None:
         reference = self._reference
-        if reference.shape[:2] != images.shape[:2]:
-            sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
-            raise ConfigError(
-                f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Score against a "
-                "reference of the same size."
-            )
+        check_size(reference, images)
         check_count(images)
         self._by_class = reference.labels is not None and images.num_labels > 0
         if self._by_class:
@@ -119,8 +114,7 @@ class ImagesJudge:
         self._numbers = [classes.index(name) for name in named] if self._by_class else []
         self._grey = 1 in (reference.shape[2], images.shape[2])
         chosen = np.unique(np.linspace(0, reference.count - 1, MAX_REFERENCE_IMAGES).round().astype(int))
-        pixels = _pixels(reference, self._grey)[chosen]
-        self._real = RealImages.of(pixels, self._labels(reference)[chosen])
+        self._real = RealImages.of(_pixels(reference, self._grey)[chosen], self._labels(reference)[chosen])
         self._test = SelfTest.of(self._real)
 
     def judge(self, samples: ImageSet) -> Judgement:
@@ -151,8 +145,7 @@ def make_judgement(
     space = f"principal components with {PCA_VARIANCE:.0%} of the variance of the reference's {source}"
     copies = {"copy_quantile": COPY_QUANTILE, "copy_distance": real.copy_distance}
     features = {"space": space, "components": len(real.space.components_), **copies}
-    reference = {**what, "scikit-learn": version("scikit-learn")}
-    return Judgement(scores, yardstick, reference, features, notes)
+    return Judgement(scores, yardstick, {**what, "scikit-learn": version("scikit-learn")}, features, notes)
 
 
 def check_count(images: Candidates) -> None:

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import check_torch_load
 from mindspeed_mm_dit.terminal import progress
-from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions, check_size
 from mindspeed_mm_dit.tools.evaluate.image_set import (
     IMAGES,
     INCEPTION,
@@ -202,12 +202,7 @@ class InceptionJudge:
 
     def check(self, images: Candidates) -> None:
         reference, ours = self._reference, self._network.sha256
-        if reference.count and reference.shape[:2] != images.shape[:2]:
-            sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
-            raise ConfigError(
-                f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Score against a "
-                "reference of the same size."
-            )
+        check_size(reference, images)
         if reference.inception_sha256 and reference.inception_sha256 != ours:
             raise ConfigError(
                 f"{reference.what} has statistics by an Inception of other weights (sha256 "
@@ -222,8 +217,7 @@ class InceptionJudge:
         reference = self._reference
         reference_features = self._features(reference) if reference.count else None
         scores = _scores(self._features(samples), reference, reference_features)
-        statistics = sorted(reference.statistics or ())
-        what = {"what": reference.what, "images": reference.count, "statistics": statistics}
+        what = {"what": reference.what, "images": reference.count, "statistics": sorted(reference.statistics or ())}
         features = {
             **{"network": "torch-fidelity's TF1-compatible Inception", "weights_sha256": self._network.sha256},
             **{"torch-fidelity": version("torch-fidelity"), "neighbours": NEIGHBOURS, "split": SPLIT_IMAGES},

@@ -349,8 +349,7 @@ def _tuned(
     whole: ModelConfig, base: PretrainedModel, batch: int, classes: Sequence[str], machine: Machine
 ) -> tuple[ModelConfig, Recommendation, str]:
     """Return the model to train (full fine-tuning if it fits, otherwise LoRA), its placement, and the reason."""
-    placement = Placement(machine.ranks, precision=machine.precision)
-    request = Request(placement, machine.num_bytes, batch // machine.ranks)
+    request = Request(Placement(machine.ranks, precision=machine.precision), machine.num_bytes, batch // machine.ranks)
     new = _unknown_conditions(base, whole, classes)
     host_memory = machine.machine_bytes if machine.accelerators else 0  # (on a CPU there is nothing to offload)
     offloading = dataclasses.replace(request, machine_bytes=host_memory)

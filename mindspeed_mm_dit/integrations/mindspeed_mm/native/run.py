@@ -212,8 +212,7 @@ def begin(argv: Sequence[str]) -> None:
     flags = _flags(read, argv[1])
     mm = check(read, flags, fsdp2_of(read))
     if read.training.train_epochs is not None:
-        samples = mm.data_set.epoch_samples
-        read.training.train_iters = read.training.train_epochs * (samples // flags.global_batch_size)
+        read.training.train_iters = read.training.train_epochs * (mm.data_set.epoch_samples // flags.global_batch_size)
         flags = _flags(read, argv[1])
     _current = Run(
         dataclasses.replace(flags, mm=mm),

@@ -138,8 +138,7 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
         if value not in (None, (), []) and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has set it)
             put(content, key, value)
     groups = world_size // flags.context_parallel_size  # data-parallel groups
-    micro_batches = flags.global_batch_size // flags.micro_batch_size // groups
-    put(content, "training.gradient_accumulation_steps", micro_batches)
+    put(content, "training.gradient_accumulation_steps", flags.global_batch_size // flags.micro_batch_size // groups)
     if flags.lora_target_modules:
         put(content, "training.lora.enable", True)
     put(content, "training.lr_warmup_ratio", _ratio(flags.lr_warmup_iters, flags.train_iters))
