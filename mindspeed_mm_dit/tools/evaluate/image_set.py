@@ -203,7 +203,8 @@ class _Npz:
     def _gaussian(self, mean_name: str, covariance_name: str) -> Gaussian:
         mean, covariance = self._array(mean_name), self._array(covariance_name)
         what, width = f"{self._what}: {mean_name} and {covariance_name}", WIDTHS[mean_name]
-        if (mean.shape, covariance.shape) != ((width,), (width, width)) or not _are_real(mean, covariance):
+        kinds = mean.dtype.kind + covariance.dtype.kind
+        if (mean.shape, covariance.shape, kinds) != ((width,), (width, width), "ff"):
             raise DataError(
                 f"{what} must be real numbers of the shapes ({width},) and ({width}, {width}), and are {mean.dtype} "
                 f"{mean.shape} and {covariance.dtype} {covariance.shape}. They may be of another network."
@@ -234,10 +235,6 @@ class _Npz:
             raise DataError(
                 f"{self._what}: {IMAGES} cannot be read: {error_text(error)}. Copy the file again."
             ) from None
-
-
-def _are_real(*arrays: np.ndarray) -> bool:
-    return all(array.dtype.kind == "f" for array in arrays)
 
 
 # --- a folder --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ REPLACED: Mapping[str, tuple[str, ...]] = {
     "save": ("path", "state", "iteration", "save_ckpt_dtype"),
     "load": ("path", "state"),
 }
-"""Functions of the engine's checkpointers that ``checkpoints`` replaces, with the parameters that ours take by name;
+"""Functions of the engine's checkpointers that ``register`` replaces, with the parameters that ours take by name;
 nothing else of the engine is replaced."""
 
 

@@ -42,21 +42,18 @@ def register() -> None:
         (f"collate_param.collator_id = {COLLATOR_ID}", DATA_COLLATOR.get(COLLATOR_ID)),
     ):
         if registered is not None:
-            raise ConfigError(f"{name} is taken by {_name(registered)}. Unload the other plugin (training.plugin).")
+            owner = f"{registered.__module__}.{registered.__qualname__}"
+            raise ConfigError(f"{name} is taken by {owner}. Unload the other plugin (training.plugin).")
     model_register.register(MODEL_ID)(NativeModel)
     data_register.register(DATA_ID)(datasets)
     DATA_COLLATOR[COLLATOR_ID] = WholeBatchCollator
-    replace()
+    _replace_checkpointing()
     if current().flags.lora_target_modules:
         inject_our_adapters()
     install_hooks()
 
 
-def _name(thing: Any) -> str:
-    return f"{thing.__module__}.{thing.__qualname__}"
-
-
-def replace() -> None:
+def _replace_checkpointing() -> None:
     """Replace the engine's functions with ours (``contract.REPLACED``).
 
     Raises:
