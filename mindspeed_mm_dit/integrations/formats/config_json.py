@@ -133,9 +133,7 @@ def read_dit_config(config: Mapping[str, Any], folder: Path) -> DiTConfig:
 def dit_json(network: DiTConfig) -> dict[str, Any]:
     """Return the config.json of a DiT; raises CheckpointError for a size that diffusers has no setting for."""
     if network.mlp_ratio != 4:
-        raise CheckpointError(
-            f"predictor.mlp_ratio = {network.mlp_ratio} must be 4, as diffusers' DiT has no setting for it."
-        )
+        raise CheckpointError(f"predictor.mlp_ratio = {network.mlp_ratio} must be 4, as in diffusers' DiT.")
     return {
         "_class_name": DIT_CLASS,
         **_FIXED,
@@ -184,8 +182,7 @@ def _num_heads(network: DiTConfig, state: State) -> int:
         if (sizes["hidden_size"], sizes["num_layers"]) == (network.hidden_size, network.num_layers):
             return sizes["num_heads"]
     raise ConfigError(
-        "--model is needed: the weights do not tell the number of attention heads. Give the model.json that they were "
-        "trained with."
+        "--model is needed: the weights do not tell the number of attention heads. Give the model.json of their run."
     )
 
 

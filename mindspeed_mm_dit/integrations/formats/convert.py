@@ -230,8 +230,7 @@ def _convert(
     if is_adapter(source) and not (adapter_facts(source) and saves_training):
         if loras:
             raise ConfigError(
-                "--merge-lora needs weights to merge into, and SOURCE holds adapters. Name the weights of their base "
-                "as SOURCE."
+                "--merge-lora needs weights to merge into, and SOURCE holds adapters. Name their base as SOURCE."
             )
         return convert_adapter(source, target, to, weights != "model", description, overwrite, echo)
     if to in ADAPTER_FORMATS and to not in FORMATS:

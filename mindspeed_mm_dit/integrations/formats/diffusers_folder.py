@@ -70,8 +70,7 @@ def to_diffusers(arrays: Mapping[str, np.ndarray], config: DiTConfig) -> Arrays:
     difference = np.abs(positions.astype(np.float64) - _positions(config)).max()
     if difference > (1e-2 if positions.dtype == np.float16 else 1e-6):
         raise CheckpointError(
-            "pos_embed of SOURCE is not the sin-cos code that diffusers computes instead. Convert to safetensors, .pt "
-            "or .ckpt."
+            "pos_embed of SOURCE is not the sin-cos code that diffusers computes instead. Convert to .safetensors."
         )
     return families.to_diffusers(arrays, DIT_RULES)
 

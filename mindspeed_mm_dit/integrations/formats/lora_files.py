@@ -77,8 +77,7 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     text_encoder_names = {name for name in arrays if _TEXT_ENCODER_PREFIX.match(name)}
     if text_encoder_names and len(text_encoder_names) == len(arrays):
         raise CheckpointError(
-            f"{file} holds adapters of a text encoder alone, which are not used here. Name a file of adapters of the "
-            "transformer."
+            f"{file} holds adapters of a text encoder alone, which are not used here. Name one of the transformer."
         )
     settings = _settings(file, metadata)
     theirs, notes = _layers({name: arrays[name] for name in arrays if name not in text_encoder_names}, settings, file)
@@ -188,13 +187,10 @@ def _check_numbers(array: np.ndarray, what: str) -> None:
     """Raise CheckpointError unless ``array`` holds finite floating-point numbers."""
     if array.dtype.kind != "f":
         raise CheckpointError(
-            f"{what} is stored in {array.dtype}, and adapters are floating-point numbers. Copy or download the file "
-            "again."
+            f"{what} is stored in {array.dtype}, and adapters are floating-point numbers. Name another file."
         )
     if not np.isfinite(array).all():
-        raise CheckpointError(
-            f"{what} holds numbers that are not finite. Use an adapter whose training did not diverge."
-        )
+        raise CheckpointError(f"{what} holds numbers that are not finite. Its training may have diverged.")
 
 
 def _assumed_note(count: int, total: int) -> str:

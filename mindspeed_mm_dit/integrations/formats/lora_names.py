@@ -115,8 +115,8 @@ def _targets_in_best_family(loras: Mapping[str, LowRank], where: str) -> LayerTa
     best = [known for known, sure in zip(candidates, certainty) if sure == max(certainty)]
     if max(certainty) >= 0 and len({tuple(_find(known, name) for name in loras) for known in best}) > 1:
         raise CheckpointError(
-            f"{where} has layer names that several networks share, so its network is ambiguous. Give the model.json of "
-            "its base by --model."
+            f"{where} has layer names that several networks share, so its network is ambiguous. Give its model.json by "
+            "--model."
         )
     return best[0] if max(certainty) >= 0 else {name: target for known in candidates for name, target in known.items()}
 
@@ -139,9 +139,7 @@ def _count_matching_heights(known: LayerTargets, loras: Mapping[str, LowRank]) -
 def _names_by_family(names: Collection[str]) -> list[LayerTargets]:
     """Return the names of every family's network with as many blocks as ``names`` have."""
     if (blocks := count_blocks(names)) > MAX_BLOCKS:
-        raise CheckpointError(
-            f"The adapters name {blocks:,} blocks, more than any network has. Copy or download the file again."
-        )
+        raise CheckpointError(f"The adapters name {blocks:,} blocks, more than any network has. Copy the file again.")
     return [_family_targets(family, block_ranges(family.rules, blocks)) for family in FAMILIES.values()]
 
 
@@ -189,7 +187,7 @@ def _split_by_layer(lora: LowRank, target: LayerTarget, what: str) -> list[LowRa
         return [lora]
     if len(lora.up) % sum(target.transform.heights):
         raise CheckpointError(
-            f"{what} has {len(lora.up)} rows, which {len(target.layers)} layers cannot share. Name adapters of this "
+            f"{what} has {len(lora.up)} rows, which {len(target.layers)} layers cannot share. Name those of this "
             "network."
         )
     return split_adapter(lora, len(target.layers), target.transform)

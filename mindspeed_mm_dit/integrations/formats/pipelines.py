@@ -43,9 +43,7 @@ def write(path: Path, state: State) -> None:
         CheckpointError: the autoencoder of model.json cannot be read.
     """
     if state.is_autoencoder:
-        raise ConfigError(
-            "SOURCE is an autoencoder, and a pipeline is written from a network. Convert it by --to diffusers."
-        )
+        raise ConfigError("SOURCE is an autoencoder, and a pipeline needs a network. Convert it by --to diffusers.")
     if "model" not in state.facts:
         raise ConfigError(
             "--model is needed, as a pipeline has the autoencoder and the noise schedule of model.json. Give the "
@@ -92,8 +90,7 @@ def _check_dit(model: ModelConfig) -> None:
     """Raise ConfigError for a model that DiTPipeline would not sample as here."""
     if not isinstance(model.predictor, DiTConfig):
         raise ConfigError(
-            f"predictor.model_id = {model.predictor.model_id!r} has no pipeline here. Convert to safetensors, .pt or "
-            ".ckpt."
+            f"predictor.model_id = {model.predictor.model_id!r} has no pipeline here. Convert to .safetensors."
         )
     check_options(model.predictor)
     if not isinstance(model.diffusion, GaussianDiffusionConfig):
@@ -103,17 +100,11 @@ def _check_dit(model: ModelConfig) -> None:
             "--diffusion gaussian_diffusion makes one for the pipeline."
         )
     if model.ae.diffusers_class != _PARTS["vae"]:
-        raise _refused(
-            f"ae.model_id = {model.ae.model_id!r} does not fit diffusers' DiTPipeline, which decodes latents by an "
-            "AutoencoderKL."
-        )
+        raise _refused(f"ae.model_id = {model.ae.model_id!r} must be an AutoencoderKL for diffusers' DiTPipeline.")
     scale = model.ae.scale()
     if scale.shift or scale.std != 1.0:
         settings = f"ae.shift_factor = {scale.shift}" if scale.std == 1.0 else "ae.latents_mean and ae.latents_std"
-        raise _refused(
-            f"{settings} cannot be written for diffusers' DiTPipeline, which scales all channels alike, without a "
-            "shift."
-        )
+        raise _refused(f"{settings} cannot be written for diffusers' DiTPipeline, which has one scale and no shift.")
     num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
     last = diffusers_folder.UNCONDITIONAL_CLASS
     if num_classes > last or not model.predictor.conditions.has_unconditional:
@@ -256,8 +247,8 @@ def _checked_parts(model: ModelConfig) -> tuple[PipelineKind, Any, Any]:
     for name, value in by_size.items():
         if value and not has_schedule:
             raise _refused(
-                f"diffusion.{name} = {json.dumps(value)} shifts times by the size of an image, for which {kind.name} "
-                "has no setting."
+                f"diffusion.{name} = {json.dumps(value)} shifts times by image size, and {kind.name} has no setting "
+                "for it."
             )
     return kind, model.ae, model.text_encoders
 

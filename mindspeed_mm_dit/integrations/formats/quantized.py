@@ -71,13 +71,9 @@ def read_formats(marks: Mapping[str, np.ndarray], metadata: Mapping[str, str], w
     for layer, entry in formats.items():
         stored_as = entry.get("format") if isinstance(entry, dict) else None
         if not isinstance(stored_as, str) or stored_as not in _DTYPES:
-            raise _refused(
-                f"{what}: {layer} is stored in the format {shorten_repr(stored_as)}, which is not read here."
-            )
+            raise _refused(f"{what}: {layer} is stored in format {shorten_repr(stored_as)}, which is not read here.")
         for key in entry.keys() - _WITHOUT_EFFECT - {"convrot"}:
-            raise _refused(
-                f"{what}: {layer} is stored in {stored_as} with the setting {shorten_repr(key)}, which is unknown here."
-            )
+            raise _refused(f"{what}: {layer} is stored in {stored_as} with {shorten_repr(key)}, which is unknown here.")
     return formats
 
 
@@ -182,8 +178,7 @@ def _quantized(
     rotation = entry.get("convrot_groupsize", 256) if entry.get("convrot") else 0
     if rotation and not _fits_rotation(rotation, codes.shape):
         raise _refused(
-            f"{what} has the shape {codes.shape} and is rotated in groups of {shorten_repr(rotation)}, which do not "
-            "fit it."
+            f"{what} is rotated in groups of {shorten_repr(rotation)}, which do not fit its shape {codes.shape}."
         )
     return Quantized(codes, name, None if scale is None else _fitted(scale, codes.shape, what), rotation)
 

@@ -194,9 +194,7 @@ def _format_names(names: Collection[str]) -> list[str]:
 def check_named(named: Collection[str], arrays: Arrays, index: Path) -> None:
     """Raise CheckpointError if no file has a tensor that the ``index`` of them names."""
     if missing := sorted(set(named) - arrays.keys()):
-        raise CheckpointError(
-            f"{index} names {missing[0]}, which none of the files has. Copy or download the folder again."
-        )
+        raise CheckpointError(f"{index} names {missing[0]}, which none of the files has. Copy the folder again.")
 
 
 def _object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]:

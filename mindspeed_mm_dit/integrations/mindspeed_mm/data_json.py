@@ -68,9 +68,7 @@ class Files:
         except UnicodeDecodeError:
             raise ConfigError(f"{what} is not a text in UTF-8. Correct the path.") from None
         if len(lines) != 1 or lines[0].count(",") != 1:
-            raise ConfigError(
-                f"{what} has {len(lines)} line(s), and must have one, FOLDER,ANNOTATION. Join the annotations."
-            )
+            raise ConfigError(f"{what} has {len(lines)} line(s), and must have one: FOLDER,ANNOTATION.")
         folder, _, annotation = lines[0].partition(",")
         return folder.strip(), annotation.strip()
 
@@ -129,7 +127,7 @@ class Processor:
         _check_only(self, where, ONLY_OF_PROCESSOR)
         if self.drop_short_ratio not in (0, 1):
             raise ConfigError(
-                f"{where}.drop_short_ratio = {self.drop_short_ratio:g} would drop clips at random. Set it to 0 or 1."
+                f"{where}.drop_short_ratio = {self.drop_short_ratio:g} would drop clips at random. Write 0 or 1."
             )
         for name, most in (
             ("num_frames", MAX_FRAMES),

@@ -111,9 +111,7 @@ def newest(what: str, folder: str) -> Path:
     iterations = [str(iteration) for iteration in CheckpointStore(folder).iterations()]
     if not name:
         advice = f"Write {iterations[-1]} into it." if iterations else "Name another folder."
-        raise CheckpointError(
-            f"{what} has an empty {TRACKER}: a run was killed while it wrote it, after the checkpoint. {advice}"
-        )
+        raise CheckpointError(f"{what} has an empty {TRACKER}: a run was killed while it wrote the file. {advice}")
     if name != RELEASE and not name.isdecimal():
         raise CheckpointError(
             f"{what} has a {TRACKER} that says {shorten_repr(name)}. Write the number of a checkpoint into it."
@@ -121,6 +119,6 @@ def newest(what: str, folder: str) -> Path:
     path = Path(folder) / RELEASE if name == RELEASE else CheckpointStore(folder).path(int(name))
     if not path.is_dir():
         raise CheckpointError(
-            f"{what} has a {TRACKER} that names {path.name}, which is not there. Write the number of one that is."
+            f"{what} has no {path.name}, which its {TRACKER} names. Write the number of another into it."
         )
     return path

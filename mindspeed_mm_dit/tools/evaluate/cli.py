@@ -128,10 +128,7 @@ def _check_flags(args: argparse.Namespace) -> None:
     if not args.reference:
         raise ConfigError("--reference is missing. Name ADM's .npz, a folder of real images, or digits.")
     if args.reference == DIGITS and args.inception:
-        raise ConfigError(
-            f"--inception = {args.inception} is not used, as a classifier of digits scores --reference {DIGITS}. Leave "
-            "it out."
-        )
+        raise ConfigError(f"--inception = {args.inception} is not used with --reference {DIGITS}. Leave it out.")
     check_output_folder("--output", args.output, make=False)
 
 

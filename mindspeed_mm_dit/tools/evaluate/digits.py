@@ -96,9 +96,7 @@ class DigitsJudge:
                 "reference of such images and --inception."
             )
         if not images.num_labels:
-            raise ConfigError(
-                f"{images.what} has no labels (arr_1), which --reference = {DIGITS} needs. Add them to the npz."
-            )
+            raise ConfigError(f"{images.what} has no labels (arr_1), which --reference = {DIGITS} needs. Add them.")
         if images.num_labels > _CLASSES:
             raise ConfigError(
                 f"{images.what} has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}. Name a "

@@ -180,8 +180,8 @@ class Shards:
             images = self._load(shard)
             if images.shape != (len(self.numbers(shard)), *shape) or images.dtype != np.uint8:
                 raise DataError(
-                    f"{self._path(shard)} holds {images.shape} {images.dtype} instead of its images. Remove the file, "
-                    "and run again."
+                    f"{self._path(shard)} holds {images.shape} {images.dtype} instead of its images. Remove it, and "
+                    "run again."
                 )
             yield images
 
@@ -282,9 +282,7 @@ def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 
     if args.prompts is None:
-        raise ConfigError(
-            "--prompts is missing, and this model is conditioned on text. Name a text file with one prompt per line."
-        )
+        raise ConfigError("--prompts is missing, and this model takes text. Name a file of one prompt per line.")
     prompts = read_prompts("--prompts", args.prompts)
     check_prompts(config, prompts, "--prompts")
     return prompts

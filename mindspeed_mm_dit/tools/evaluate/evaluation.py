@@ -151,8 +151,7 @@ def check_size(reference: ImageSet, images: Candidates) -> None:
     if reference.count and reference.shape[:2] != images.shape[:2]:
         sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
         raise ConfigError(
-            f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Score against a reference of "
-            "the same size."
+            f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Name one of the same size."
         )
 
 

@@ -173,7 +173,7 @@ class _Npz:
                 while member.read(1 << 24):
                     pass
         except UNREADABLE as error:
-            raise DataError(f"{self._what}: {IMAGES} is damaged: {error_text(error)}. Copy the file again.") from None
+            raise DataError(f"{self._what}: {IMAGES} is damaged: {error_text(error)}. Copy it again.") from None
 
     def _batches(self, size: int) -> Iterator[np.ndarray]:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
@@ -232,9 +232,7 @@ class _Npz:
         except UnusableFile as problem:
             raise DataError(f"{self._what}: {IMAGES} {problem}. Write it again with np.savez.") from None
         except UNREADABLE as error:
-            raise DataError(
-                f"{self._what}: {IMAGES} cannot be read: {error_text(error)}. Copy the file again."
-            ) from None
+            raise DataError(f"{self._what}: {IMAGES} cannot be read: {error_text(error)}. Copy it again.") from None
 
 
 # --- a folder --------------------------------------------------------------------------------------------------

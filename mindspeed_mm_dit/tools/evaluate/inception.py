@@ -96,7 +96,7 @@ class Inception:
             on_images(len(batch))
         if not (np.isfinite(pool).all() and np.isfinite(spatial).all()):
             raise CheckpointError(
-                f"--inception makes features of {images.what} that are not finite. Download its weights again."
+                f"--inception makes features of {images.what} that are not finite. Fetch its weights again."
             )
         return Features(pool, spatial, pool @ ops.numpy(self._network.fc.weight).T)
 
@@ -164,9 +164,7 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
     """Return the network with ``weights``. Its constructor unpickles a file, so it gets one with only these."""
     head = weights.get("fc.weight")
     if head is not None and tuple(head.shape) == (1000, POOL):
-        raise CheckpointError(
-            f"{what} is torchvision's Inception, and published scores use another network. {INCEPTION}"
-        )
+        raise CheckpointError(f"{what} is torchvision's Inception, and published scores use another. {INCEPTION}")
     held = io.BytesIO()
     torch.save(weights, held)
     held.seek(0)
@@ -175,7 +173,7 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
         raise CheckpointError(
-            f"{what} is not the Inception of TensorFlow: {lines[0][:200].rstrip('.')}. {INCEPTION}"
+            f"{what} is no Inception of TensorFlow: {lines[0][:200].rstrip('.')}. {INCEPTION}"
         ) from None
 
 
@@ -232,9 +230,7 @@ class InceptionJudge:
 def check_enough(what: str, count: int) -> None:
     """Raise ConfigError for a set too small for its images to have neighbours."""
     if count <= NEIGHBOURS:
-        raise ConfigError(
-            f"{what} gives {count} image(s), and precision and recall need more than {NEIGHBOURS}. Use more."
-        )
+        raise ConfigError(f"{what} gives {count} image(s), and recall needs more than {NEIGHBOURS}. Use more.")
 
 
 def _scores(samples: Features, reference: ImageSet, real: Features | None) -> Scores:

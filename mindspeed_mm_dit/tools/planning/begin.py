@@ -298,9 +298,7 @@ def _weights_in(folder: Path, name: str) -> Path:
         return folder
     files = [file for file in folder.glob("*") if any(file.suffix in known.endings for known in FORMATS.values())]
     if len(files) != 1:
-        raise CheckpointError(
-            f"--from = {name} needs its weights in {folder}, which does not hold them. Run: mm-dit get {name}"
-        )
+        raise CheckpointError(f"--from = {name} needs its weights in {folder}. Run: mm-dit get {name}")
     return files[0]
 
 
@@ -311,8 +309,8 @@ def _num_heads(source: SourceWeights) -> int:
     if num_heads := source.num_heads or published.get(sizes):
         return num_heads
     raise CheckpointError(
-        f"--from = {source.path} does not tell its number of attention heads. Name a checkpoint of a run, or a folder "
-        "of diffusers."
+        f"--from = {source.path} does not tell its number of attention heads. Name a run's checkpoint or a diffusers "
+        "folder."
     )
 
 

@@ -151,9 +151,7 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
         listing = source.listing(repo)
     parts = select_files(listing, record.files)
     if not parts:
-        raise CheckpointError(
-            f"{page} has none of the files {' '.join(record.files)} of {name}. Name another hub by --hub."
-        )
+        raise CheckpointError(f"{page} has none of the files {' '.join(record.files)} of {name}. Name another --hub.")
     echo(f"{name}: {page}, licence: {' '.join(str(listing.licence or 'none stated').split())}")
     for part in parts:
         echo(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest or 'no digest stated'}")
@@ -169,8 +167,8 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
     free = shutil.disk_usage(folder).free
     if need > free:
         raise PlatformError(
-            f"--output = {folder} has {free / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are to come. Name a folder on "
-            "a larger disk."
+            f"--output = {folder} has {free / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are to come. Name a larger "
+            "disk."
         )
     for part in missing:
         (folder / part.path).unlink(missing_ok=True)  # (a hub's client might take a damaged file for complete)

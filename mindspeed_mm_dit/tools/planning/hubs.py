@@ -179,8 +179,7 @@ def _append(address: str, file: BinaryIO, most: int, headers: dict[str, str], up
             if file.tell() + len(chunk) > most:
                 _empty(file)
                 raise CheckpointError(
-                    f"{address} sends more than the {most:,} bytes that it may have, which were removed. Use another "
-                    "mirror or hub."
+                    f"{address} sends more than the {most:,} bytes that it may have. Use another mirror or hub."
                 )
             file.write(chunk)
             update(len(chunk))
@@ -204,9 +203,7 @@ def _fetch(address: str, part: HubFile, folder: Path, headers: dict[str, str]) -
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise PlatformError(
-                f"{aside} is being downloaded by another process. Wait for it, and run again."
-            ) from None
+            raise PlatformError(f"{aside} is being fetched by another process. Wait for it, and run again.") from None
         except OSError:
             pass  # a network disk without locks
         if file.tell() > part.size:
@@ -253,9 +250,7 @@ def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> HubFile:
     if digest in (None, ""):
         return HubFile(path, size, "")
     if not re.fullmatch(f"[0-9a-fA-F]{{{_DIGITS[kind]}}}", digest):
-        raise ValueError(
-            f"the digest of {path} is {shorten_repr(digest)}, which is no {kind} of {_DIGITS[kind]} digits"
-        )
+        raise ValueError(f"the digest of {path} is {shorten_repr(digest)}, no {kind} of {_DIGITS[kind]} digits")
     return HubFile(path, size, f"{kind}:{digest.lower()}")
 
 

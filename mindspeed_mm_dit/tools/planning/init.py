@@ -165,7 +165,7 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
     param, index, reason = _look(args)
     if not param.captions:
         raise ConfigError(
-            f"--from = {args.base} learns from captions, and {args.images} has none. Write a .txt beside each image."
+            f"--from = {args.base} learns captions, and {args.images} has none. Write a .txt beside each image."
         )
     _check_output(args, param.data_folder)
     dataset = {**_dataset(param, index), "latents": _latents(args)}
@@ -196,9 +196,7 @@ def _write(args: argparse.Namespace, files: Callable[[str], dict[str, str]]) -> 
 def _check_flags(args: argparse.Namespace) -> None:
     check_path("IMAGES", args.images)
     if args.images.encode("utf-8", "ignore").decode() != args.images:
-        raise ConfigError(
-            f"IMAGES = {args.images} must be UTF-8, as data.json is. Go into the folder, and name it '.'."
-        )
+        raise ConfigError(f"IMAGES = {args.images} is not UTF-8, as data.json must be. Change to it, and name it '.'.")
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 2, 4096)
     if args.device_memory_gib is not None:
@@ -213,7 +211,7 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
     existing = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
     if existing and not args.overwrite:
         raise ConfigError(
-            f"--output = {args.output} holds {', '.join(existing)} already. Name a new folder, or add --overwrite."
+            f"--output = {args.output} holds {', '.join(existing)} already. Name another, or add --overwrite."
         )
 
 
@@ -233,9 +231,7 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
 
     config = autoencoder_config_of(folder, "--vae")
     if 2 not in config.pixel_axes:
-        raise ConfigError(
-            f"--vae = {folder} is an autoencoder of videos ({config.diffusers_class}). Name one of images."
-        )
+        raise ConfigError(f"--vae = {folder} is an autoencoder of videos. Name one of images.")
     section = {name: getattr(config, name) for name in ("model_id", "from_pretrained", *config.looked_up)}
     return {name: value for name, value in section.items() if value}  # (a shift of 0 can be left out)
 

@@ -71,8 +71,7 @@ def classes_of_folder(images: str) -> FolderLayout:
         return FolderLayout(images, index, False, f"{index} names the class of each image")
     if indices:
         raise ConfigError(
-            f"IMAGES = {images} holds several indices: {', '.join(indices)}. Name one of them, e.g. "
-            f"{path / indices[0]}."
+            f"IMAGES = {images} holds several indices: {', '.join(indices)}. Name one: {path / indices[0]}."
         )
     if (path / LABELS).is_file():
         raise ConfigError(
@@ -86,14 +85,12 @@ def classes_of_folder(images: str) -> FolderLayout:
     )
     if splits and len(splits) == len(folders):
         raise ConfigError(
-            f"IMAGES = {images} has splits ({', '.join(splits)}) instead of classes. Name {path / splits[0]}."
+            f"IMAGES = {images} has splits ({', '.join(splits)}) and no classes. Name {path / splits[0]}."
         )
     if list_class_folders(path).rows:
         return FolderLayout(images, None, False, "every folder in it is a class")
     if lost := flattened_images(entry.name for entry in path.iterdir()):
-        raise ConfigError(
-            f"IMAGES = {images} has files such as {lost[0]}, whose backslashes should be folders. {FLATTENED_CURE}"
-        )
+        raise ConfigError(f"IMAGES = {images} has files such as {lost[0]} in place of folders. {FLATTENED_CURE}")
     return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
 
 

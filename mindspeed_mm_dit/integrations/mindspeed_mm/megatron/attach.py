@@ -111,9 +111,7 @@ def _check_flags_of_fsdp2(flags: RunConfig) -> None:
     fp16 = flags.parts["fp16"]
     if fp16 or flags.parts["use_distributed_optimizer"]:
         flag = "--fp16" if fp16 else "--use-distributed-optimizer"
-        raise ConfigError(
-            f"{flag} cannot be combined with --use-torch-fsdp2. Drop {flag} (fsdp2.yaml sets the precision)."
-        )
+        raise ConfigError(f"{flag} cannot be combined with --use-torch-fsdp2. Drop it (fsdp2.yaml sets the precision).")
     if flags.ckpt_format not in (None, "torch_dcp"):
         raise ConfigError(
             f"--ckpt-format = {flags.ckpt_format} is not possible with --use-torch-fsdp2: a DiT is saved as torch_dcp "

@@ -80,8 +80,7 @@ def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> SampleReade
     model.require_labelled_images("--mm-model")
     if data.dataset_param.buckets is not None:
         raise ConfigError(
-            "dataset_param.buckets is not supported, as pretrain_sora.py trains on samples of one shape. Use "
-            "image_size."
+            "dataset_param.buckets is not for pretrain_sora.py, which trains on one shape. Use image_size."
         )
     opened = open_data(model, data.dataset_param)
     train, _ = split_rows(opened.rows, data.dataset_param, seed)

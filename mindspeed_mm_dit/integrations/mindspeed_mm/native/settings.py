@@ -265,9 +265,7 @@ def check_keys(path: str) -> None:
     _check_section(content, Arguments, "", path)
     for key in REQUIRED:
         if not isinstance(get(content, key), str):
-            raise ConfigError(
-                f"{path}: {key} is required and missing. Name the JSON file, as --mm-model and --mm-data do."
-            )
+            raise ConfigError(f"{path}: {key} is missing. Name the JSON file, as --mm-model and --mm-data do.")
     for key, expected in _IDS.items():
         if (actual := get(content, key)) != expected and not (isinstance(actual, list) and expected in actual):
             raise ConfigError(f"{path}: {key} = {written(actual)} must name {expected}.")
@@ -315,9 +313,7 @@ def refused(path: str, error: BaseException) -> ConfigError:
     problem = error.errors()[0]
     key, value, message = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
-        return ConfigError(
-            f"{path}: {key} is required and missing. Run mm-dit plan --write-native for a complete yaml."
-        )
+        return ConfigError(f"{path}: {key} is missing. Run mm-dit plan --write-native for a complete yaml.")
     setting = key if isinstance(value, dict) else f"{key} = {written(value)}"  # (a section: its values do not agree)
     advice = " Leave the key out." if value is None else ""
     return ConfigError(f"{path}: {setting} is not what MindSpeed-MM's native engine takes: {message}.{advice}")
