@@ -315,7 +315,7 @@ def _batch(images: ImageFacts, machine: Machine) -> Choice:
     training = images.count - images.held_out
     batch = min(max(usual, machine.ranks), training) // machine.ranks * machine.ranks
     if not batch:
-        raise ConfigError(f"IMAGES has {training} to train on, fewer than the {machine.ranks} devices. Add images.")
+        raise ConfigError(f"IMAGES has {training} images to train on, fewer than {machine.ranks} devices. Add more.")
     if batch != usual:
         return Choice(batch, f"there are {training} images to train on, and {machine.ranks} rank(s)")
     return Choice(batch, "as published" if usual == 256 else "few images: rather more steps than larger ones")

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.integrations.formats.config_json import from_diffusers
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import WRONG_CONFIG_ERROR
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import WRONG_CONFIG_ERROR
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Comparison

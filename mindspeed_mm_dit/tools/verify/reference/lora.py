@@ -21,9 +21,9 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.integrations.formats import lora_files, rules
+from mindspeed_mm_dit.integrations.formats import families, lora_files
 from mindspeed_mm_dit.integrations.formats.config_json import check_declared_sizes, read_dit_config
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_frequencies
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_frequencies
 from mindspeed_mm_dit.integrations.formats.families import DIT_RULES
 from mindspeed_mm_dit.integrations.formats.lora_names import diffusers_rules
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
@@ -89,14 +89,14 @@ _PER_BLOCK = {"t_embedder": "times", "y_embedder": "labels"}
 
 def _from_diffusers(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weights of a :class:`DiffusersDiT` from a file of diffusers."""
-    values = rules.to_original(arrays, [_per_block_rule(rule) for rule in DIT_RULES])
+    values = families.to_original(arrays, [_per_block_rule(rule) for rule in DIT_RULES])
     apart = tuple(f"{name}." for name in _PER_BLOCK.values())
     return {name if name.startswith(apart) else f"dit.{name}": array for name, array in values.items()}
 
 
-def _per_block_rule(rule: rules.Rule) -> rules.Rule:
+def _per_block_rule(rule: families.Rule) -> families.Rule:
     module, _, layer = rule.original.partition(".")
-    return rules.Rule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
+    return families.Rule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
 
 
 class BaseNetwork:
