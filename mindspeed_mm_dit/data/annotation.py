@@ -54,7 +54,7 @@ class AnnotationLine(NamedTuple):
 
 def read_annotation(path: Path) -> list[AnnotationLine]:
     """Return the objects of a .json or .jsonl file; raises DataError with file and line if it is not valid."""
-    text = read_text(path, "dataset_param.json_path", "correct the path, or write the annotation there")
+    text = read_text(path, "dataset_param.json_path", "Correct the path, or write the annotation there.")
     entries = json_lines(path, text) if path.suffix == JSONL else json_list(path, text)
     lines = [AnnotationLine(*entry) for entry in entries]
     if not lines:

@@ -230,6 +230,6 @@ class ClipReader:
             return pixels if self._channels == 3 else grey(pixels)
         except UnusableFile as problem:
             raise DataError(
-                f"{path}: {problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path}). Repair the "
-                "file or take its line out; a run can be resumed from its last checkpoint."
+                f"{path}, of line {self._rows.facts[row].entry.line} in {self._param.json_path}, {problem}. Repair the "
+                "file or take its line out; the run can be resumed from its last checkpoint."
             ) from None

@@ -86,10 +86,12 @@ def open_clips(param: ClipsParam, request: SourceRequest) -> Rows:
         listed = "".join(f"\n    {problem}" for problem in problems[:MAX_PROBLEMS])
         rest = len(problems) - MAX_PROBLEMS
         more = f"\n    ... and {rest:,} more" if rest > 0 else ""
-        cure = "Correct these lines or files, or set dataset_param.skip_bad_clips to true."
+        message = f"{len(problems)} of {len(lines)} clips of {path} cannot be used, as listed below. "
         if param.source:
-            cure = f"Remove {param.data_folder}: an earlier version wrote it, and it is written again."
-        raise DataError(f"{path}: {len(problems)} of {len(lines)} clips cannot be used{listed}{more}. {cure}")
+            message += f"An earlier version wrote them. Remove {param.data_folder}, and they are written again."
+        else:
+            message += "Correct the lines or files, or set dataset_param.skip_bad_clips to true."
+        raise DataError(f"{message}{listed}{more}")
     items, classes, notes = _items(param, clips, request)
     sizes = np.array([(clip.longest, *clip.size) for clip in clips], np.int64)
     shapes = None if param.buckets is None else shapes_of(sizes, param)
@@ -141,10 +143,11 @@ def _as_listed(param: ClipsParam, rows: Rows) -> Rows:
             images += [str(Path(param.data_folder, name)) for name in names if clip in cached]
     changed = sorted({path for path, _, _ in cached - listed})
     if changed or listed.total() > len(rows) + rows.skipped:
-        reason = f"was made of {len(rows) + rows.skipped:,} clips, and {param.json_path} lists {listed.total():,}"
+        problem = f"was made of {len(rows) + rows.skipped:,} clips, but {param.json_path} lists {listed.total():,}"
         if changed:
-            reason += f"; of {len(changed):,} it has another caption or label, or none: {first_names(changed)}"
-        raise DataError(f"{param.cache_key} = {param.features}: {reason}. {CACHE_AGAIN}")
+            problem += f", and {len(changed):,} have no entry there or another caption or label"
+            problem += f" ({first_names(changed)})"
+        raise DataError(f"{param.cache_key} = {param.features} {problem}. {CACHE_AGAIN}")
     return replace(rows, files=tuple(images))
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, error_text, lines_of, read_bytes
 from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.data.captions import ImageCaptions, as_text_list
 from mindspeed_mm_dit.data.labels import normalize_names, parse_labels
@@ -71,9 +71,9 @@ def read_table(
     class names of a run or cache to continue.
 
     Raises:
-        DataError: naming file, line and cure.
+        DataError: naming file and line.
     """
-    text = read_text(path, "dataset_param.index", "name a CSV file with the columns image_path,label")
+    text = read_text(path, "dataset_param.index", "Name a CSV file with the columns image_path,label.")
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise DataError(f"{path}: line {line} holds a NUL byte, so it is not text. Save the file as UTF-8.")
@@ -115,30 +115,32 @@ def _check_columns(path: Path, columns: list[str], required: tuple[str, ...]) ->
     counts = Counter(columns)
     if all(counts[column] == 1 for column in required):
         return
-    cure = f"Its first line must name {','.join(required)}, each once."
     for delimiter, words in _DELIMITERS.items():
         if any(delimiter in name for name in columns):
-            cure = f"Its columns are separated by {words}: save it with commas."
-    raise DataError(f"{path} has the columns {reprlib.repr(columns)}. {cure}")
+            raise DataError(f"{path} has columns separated by {words}: {reprlib.repr(columns)}. Save it with commas.")
+    raise DataError(
+        f"{path} has the columns {reprlib.repr(columns)}. Its first line must name {','.join(required)}, each once."
+    )
 
 
 def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...], captions: tuple[str, ...]) -> Row:
     surplus = [field for field in row.get(None) or () if field]
     if surplus:
-        extra = ", ".join(surplus)[:80]
-        what = "path or caption" if captions else "path"
-        raise DataError(f"{where} has more fields than the first line: {extra}. Quote a {what} that holds a comma.")
+        raise DataError(
+            f"{where} has more fields than the first line: {', '.join(surplus)[:80]}. Quote a "
+            f"{'path or caption' if captions else 'path'} that holds a comma."
+        )
     image, label = (*(str(row.get(column) or "") for column in required), "")[:2]
     for column, value in zip(required, (image, label)):
         if not value.strip():
             raise DataError(f"{where} has no {column}. Write {','.join(required)} in every line.")
         if "\n" in value or "\r" in value:
-            raise DataError(f"{where}: column {column} spans several lines. Close the quote that is open there.")
+            raise DataError(f"{where} has a {column} of several lines. Close the quote that is open there.")
     texts = tuple(text for column in captions for text in as_text_list(row.get(column)) or () if text.strip())
     if (path := path_inside(image)) is None:
         raise DataError(
-            f"{where}: {image} leaves dataset_param.data_folder. Paths are relative to it: name a file inside it, or "
-            "set data_folder to the folder of all images."
+            f"{where} names {image}, which leaves dataset_param.data_folder, where paths begin. Name a file inside it, "
+            "or set data_folder to the folder of all images."
         )
     return Row(line, path, normalize_names([label.strip()])[0], texts)
 
@@ -155,8 +157,8 @@ def _check_labels_agree(path: Path, rows: list[Row]) -> None:
         earlier = first.setdefault(row.image, row)
         if earlier.label != row.label:
             raise DataError(
-                f"{path}: line {row.line}: {row.image} has the label {reprlib.repr(row.label)}, and in line "
-                f"{earlier.line} {reprlib.repr(earlier.label)}. Keep one of the two lines: an image has one class."
+                f"{path}: line {row.line} gives {row.image} the label {reprlib.repr(row.label)}, and line "
+                f"{earlier.line} {reprlib.repr(earlier.label)}. Keep one of the two lines, as an image has one class."
             )
 
 
@@ -177,15 +179,15 @@ def read_columns(path: Path) -> list[str]:
     return []
 
 
-def read_text(path: Path, setting: str, cure: str) -> str:
+def read_text(path: Path, setting: str, advice: str) -> str:
     """Return the text of a file that ``setting`` names; raises DataError, with the line if it is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8-sig")  # Excel begins a file with a byte order mark
     except UnusableFile as problem:
-        raise DataError(f"{setting} = {path}: {problem}. {cure}") from None
+        raise DataError(f"{setting} = {path} {problem}. {advice}") from None
     except UnicodeDecodeError as error:
         line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise DataError(f"{path}: line {line} is not UTF-8: byte {byte:#04x}. Save the file as UTF-8.") from None
+        raise DataError(f"{path}: line {line} is not UTF-8 (byte {byte:#04x}). Save the file as UTF-8.") from None
 
 
 def csv_lines(path: Path, text: str) -> tuple[list[str], Iterator[Entry]]:
@@ -213,13 +215,15 @@ def json_lines(path: Path, text: str, parse: Callable[[str], Any] | None = None)
             try:
                 yield number, parse(line) if parse else json.loads(line, object_pairs_hook=_object)
             except (ValueError, RecursionError) as error:
-                raise _not_json(path, number, error, line, "write one object in each line, as json.dump does") from None
+                raise _not_json(
+                    path, number, error, line, "Write one object in each line, as json.dump does."
+                ) from None
 
 
 def json_list(path: Path, text: str) -> Iterator[Entry]:
     """Yield each value of a JSON list with the line where it begins; raises DataError with file and line."""
     decoder, line, counted = json.JSONDecoder(object_pairs_hook=_object), 1, 0
-    cure = "write a list of objects, as json.dump does; one object a line is a .jsonl"
+    advice = "Write a list of objects, as json.dump does, or one object a line into a .jsonl."
     opening, at = "[", _after_space(text, 0)
     try:
         while text[at : at + 1] == opening:
@@ -236,9 +240,9 @@ def json_list(path: Path, text: str) -> Iterator[Entry]:
         if at < len(text) or opening in "[,":
             raise json.JSONDecodeError(f"Expecting {opening}", text, at)
     except json.JSONDecodeError as error:
-        raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120], cure) from None
+        raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120], advice) from None
     except (ValueError, RecursionError) as error:
-        raise _not_json(path, line, error, "", cure) from None
+        raise _not_json(path, line, error, "", advice) from None
 
 
 def _after_space(text: str, at: int) -> int:
@@ -265,11 +269,11 @@ def _record(line: str) -> dict[str, Any]:
     return record
 
 
-def _not_json(path: Path, line: int, error: Exception, around: str, cure: str) -> DataError:
-    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error) or type(error).__name__
+def _not_json(path: Path, line: int, error: Exception, around: str, advice: str) -> DataError:
     if pair := _PAIR_IN_BRACES.search(around):
-        reason = f"{pair[0]} is neither an object nor a list (MindSpeed-MM's tutorial prints it so)"
-    return DataError(
-        f'{path}: line {line} is not JSON: {reason}. Write "resolution": [480, 832], or {{"height": 480, "width": '
-        "832}."
-    )
+        return DataError(
+            f"{path}: line {line} is not JSON: {pair[0]} is neither an object nor a list, although MindSpeed-MM's "
+            'tutorial prints it so. Write "resolution": [480, 832], or {"height": 480, "width": 832}.'
+        )
+    problem = error.msg if isinstance(error, json.JSONDecodeError) else error_text(error)
+    return DataError(f"{path}: line {line} is not JSON: {problem}. {advice}")

@@ -65,8 +65,8 @@ def pyav() -> ModuleType:
         import av.video.reformatter
     except ImportError as error:
         raise PlatformError(
-            f"dataset_type = 'clips': videos are decoded with PyAV, which cannot be used here: {error}. Install the "
-            "packages of requirements/video.txt, or pip install av."
+            f"Videos (dataset_type = 'clips') are decoded with PyAV, which cannot be used here: {error_text(error)}. "
+            "Install the packages of requirements/video.txt, or only PyAV with pip install av."
         ) from None
     return av
 
@@ -268,8 +268,9 @@ def _squared(size: Size, ratio: Fraction | None) -> Size:
     if ratio:
         height, width = (height, round(width * ratio)) if ratio > 1 else (round(height / ratio), width)
     if height * width >= MAX_SCALED_PIXELS:
-        reason = f"has pixels of {ratio}: its frames of {size[0]} x {size[1]} would become {height} x {width}"
-        raise UnusableFile(reason)
+        raise UnusableFile(
+            f"has pixels of {ratio}: its frames of {size[0]} x {size[1]} would become {height} x {width}"
+        )
     return height, width
 
 

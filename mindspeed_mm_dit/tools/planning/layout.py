@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, is_folder, read_bytes, 
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data.captions import read_sidecar_captions
 from mindspeed_mm_dit.data.listing import (
-    FLATTENED_CURE,
+    UNPACK_AGAIN,
     class_folders,
     find_index_files,
     flattened_images,
@@ -91,7 +91,7 @@ def classes_of_folder(images: str) -> FolderLayout:
         return FolderLayout(images, None, False, "every folder in it is a class")
     if lost := flattened_images(entry.name for entry in path.iterdir()):
         reason = f"has files such as {lost[0]}, and a backslash is no folder here"
-        raise ConfigError(f"IMAGES = {images}: {reason}. {FLATTENED_CURE}")
+        raise ConfigError(f"IMAGES = {images}: {reason}. If these were folders, {UNPACK_AGAIN}.")
     return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
 
 
