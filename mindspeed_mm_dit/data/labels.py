@@ -177,7 +177,7 @@ def split_names(
     if setting:
         if wrong := [name for name, match in zip(names, matches) if not match or int(match[1]) > MAX_CLASS_REPEATS]:
             raise DataError(
-                f"dataset_param.folder_repeats = true needs folders named like 10_dog, with a number from 1 to "
+                "dataset_param.folder_repeats = true needs folders named like 10_dog, with a number from 1 to "
                 f"{MAX_CLASS_REPEATS}, and {wrong[0]} is not. Rename it, or drop the setting."
             )
         return pairs

@@ -281,8 +281,8 @@ class BucketOrder(Order):
         if start % micro_batch_size:
             raise ConfigError(
                 f"--micro-batch-size = {micro_batch_size} does not divide the {start} samples that the run has "
-                "consumed, so micro-batches would have samples of two shapes. Resume with the micro-batch and "
-                "global batch that the run had."
+                "consumed, so micro-batches would have samples of two shapes. Resume with the micro-batch and global "
+                "batch that the run had."
             )
 
 

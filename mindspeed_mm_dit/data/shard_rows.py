@@ -102,8 +102,8 @@ def scan_parquet(path: Path, query: ShardQuery) -> ShardContents:
     except UnusableFile as problem:
         raise DataError(f"{path} {problem}. Fetch it again, or write it with smaller row groups.") from None
     except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
-        problem = " ".join(error_text(error).split())
-        raise DataError(f"{path} is not a complete Parquet file: {problem}. Fetch it again.") from None
+        words = " ".join(error_text(error).split())
+        raise DataError(f"{path} is not a complete Parquet file: {words}. Fetch it again.") from None
 
 
 def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[str, ...]]:

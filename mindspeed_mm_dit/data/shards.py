@@ -135,8 +135,8 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
     if facts_of_rows["read_bytes"] > SLOW_SCAN_BYTES:
         mebibytes = facts_of_rows["read_bytes"] / 2**20
         notes.append(
-            f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each "
-            "image that is read at random: write the shards with row groups of some 100 images"
+            f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each image that is "
+            "read at random: write the shards with row groups of some 100 images"
         )
     if not len(where):
         note = f" ({left_out[0].partition(': ')[2]})" if left_out else ""

@@ -35,7 +35,7 @@ def project_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     try:
         return dit_flags(parser, *_extra_flags(lambda kind: not kind.in_megatron))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"plugin defines a flag that exists already: {error}. Uninstall it.") from None
+        raise ConfigError(f"A plugin defines a flag that exists already: {error}. Uninstall it.") from None
 
 
 def full_parser() -> Parser:

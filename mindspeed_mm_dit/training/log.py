@@ -244,7 +244,7 @@ def read_steps(path: str | Path) -> dict[int, tuple[float, float]]:
     else:
         losses, norms = read_text(path, parse_losses), read_text(path, _norms)
     if not losses.keys() & norms.keys():
-        raise DataError(f"{path}: no losses with gradient norms found in it. Name a log of --log-interval.")
+        raise DataError(f"{path} holds no losses with gradient norms. Name a log of a run with --log-interval.")
     return {step: (losses[step], norms[step]) for step in sorted(losses.keys() & norms.keys())}
 
 
@@ -269,7 +269,7 @@ def read_text(path: Path, parse: Callable[[Iterable[str]], Parsed]) -> Parsed:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise DataError(f"{path}: {error}. Correct the line, or leave it out.") from None
+        raise DataError(f"{path} {error}. Correct the line, or leave it out.") from None
 
 
 def _check_regular(path: Path) -> None:
@@ -277,8 +277,8 @@ def _check_regular(path: Path) -> None:
     try:
         if os.path.lexists(path):
             check_file(path)
-    except UnusableFile as error:
-        raise DataError(f"{path}: {error}. Name a log file or a TensorBoard folder.") from None
+    except UnusableFile as problem:
+        raise DataError(f"{path} {problem}. Name a log file or a TensorBoard folder.") from None
 
 
 def step_of(text: str) -> int:

@@ -26,7 +26,7 @@ class SwanLabConfig:
     save_dir: str | None = flag("DIR", "output folder; default: next to the --save folder")
 
 
-def _open(config: SwanLabConfig, opening: LoggerContext) -> BoardLogger:
+def _open_swanlab(config: SwanLabConfig, opening: LoggerContext) -> BoardLogger:
     import swanlab
 
     run = swanlab.init(
@@ -39,10 +39,10 @@ def _open(config: SwanLabConfig, opening: LoggerContext) -> BoardLogger:
     return BoardLogger(swanlab, run)
 
 
-KIND = MetricsLoggerKind(
+SWANLAB = MetricsLoggerKind(
     "swanlab",
     SwanLabConfig,
-    _open,
+    _open_swanlab,
     in_save_folder("swanlab"),
     packages=("swanlab", "swanboard"),
     install="'swanlab[dashboard]'",

@@ -62,7 +62,7 @@ class Scalars(MetricsLogger):
         self._file.write_event(Event(wall_time=time.time(), **content))
 
 
-KIND = MetricsLoggerKind(
+TENSORBOARD = MetricsLoggerKind(
     "tensorboard",
     TensorBoardConfig,
     lambda config, opening: Scalars(opening.folder, opening.iteration),

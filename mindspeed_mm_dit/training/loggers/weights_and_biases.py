@@ -35,12 +35,12 @@ class WandbConfig:
         name = self.project or ""
         if len(name) > MAX_LETTERS or set(name) & set(REFUSED):
             raise ConfigError(
-                f"--wandb-project = {name}: Weights & Biases takes up to {MAX_LETTERS} letters, and none of "
-                f"{' '.join(REFUSED)}. Choose another name."
+                f"--wandb-project = {name} must have at most {MAX_LETTERS} letters, and none of {' '.join(REFUSED)}, "
+                "for Weights & Biases. Choose another name."
             )
 
 
-def _open(config: WandbConfig, opening: LoggerContext) -> BoardLogger:
+def _open_wandb(config: WandbConfig, opening: LoggerContext) -> BoardLogger:
     import wandb
 
     run = wandb.init(
@@ -55,6 +55,6 @@ def _open(config: WandbConfig, opening: LoggerContext) -> BoardLogger:
     return BoardLogger(wandb, run)
 
 
-KIND = MetricsLoggerKind(
-    "wandb", WandbConfig, _open, in_save_folder(), packages=("wandb",), install="wandb", in_megatron=True
+WANDB = MetricsLoggerKind(
+    "wandb", WandbConfig, _open_wandb, in_save_folder(), packages=("wandb",), install="wandb", in_megatron=True
 )  # (it creates a folder wandb there)
