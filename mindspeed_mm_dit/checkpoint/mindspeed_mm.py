@@ -31,7 +31,7 @@ NO_DECAY = ".bias"
 """Parameters with this ending are in AdamW's second group, which does not decay."""
 
 
-def are_names_of_mindspeed_mm(stored: Collection[str]) -> bool:
+def is_mindspeed_mm(stored: Collection[str]) -> bool:
     """Return whether MindSpeed-MM wrote the checkpoint whose tensors have the names ``stored``."""
     return any(name.startswith((EMA, GROUPS, f"{STATE}0.", f"{STATE}{PREDICTOR}")) for name in stored)
 

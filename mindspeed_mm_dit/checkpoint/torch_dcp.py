@@ -134,7 +134,7 @@ def read(state: State, path: Path, partial: bool = False) -> None:
     ``partial``: tensors that the checkpoint lacks keep their values.
     """
     stored = torch_folder.read_metadata(path).state_dict_metadata
-    if not mindspeed_mm.are_names_of_mindspeed_mm(stored.keys()):
+    if not mindspeed_mm.is_mindspeed_mm(stored.keys()):
         _load(state, path, partial)
         return
     ours = _flatten(state)
@@ -205,7 +205,7 @@ def read_tree(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
 
 def is_mindspeed_mm(path: Path) -> bool:
     """Return whether MindSpeed-MM wrote the checkpoint ``path``."""
-    return mindspeed_mm.are_names_of_mindspeed_mm(torch_folder.read_metadata(path).state_dict_metadata.keys())
+    return mindspeed_mm.is_mindspeed_mm(torch_folder.read_metadata(path).state_dict_metadata.keys())
 
 
 def read_mindspeed_mm(path: Path, trained: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:

@@ -14,15 +14,6 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data import builtin
-from mindspeed_mm_dit.data.annotation import (
-    KEYS,
-    AnnotationLine,
-    ClipEntry,
-    UnusableEntry,
-    image_paths,
-    parse_entry,
-    read_annotation,
-)
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import colour_notes
@@ -35,10 +26,18 @@ from mindspeed_mm_dit.data.clip_reader import (
     is_still,
     step_between,
 )
-from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.labels import check_labels, names_for_labels, normalize_names, parse_labels
 from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, Source, SourceRequest, first_names, map_in_threads
-from mindspeed_mm_dit.data.transforms import load_still, open_image, still_size
+from mindspeed_mm_dit.data.tables import (
+    KEYS,
+    AnnotationLine,
+    ClipEntry,
+    UnusableEntry,
+    image_paths,
+    parse_entry,
+    read_annotation,
+)
+from mindspeed_mm_dit.data.transforms import Colours, colours_of, load_still, open_image, still_size
 from mindspeed_mm_dit.data.video_file import VideoFacts, read_video_facts
 from mindspeed_mm_dit.errors import DataError
 
