@@ -121,7 +121,7 @@ def _described_source(path: Path, kind: str, state: State, here: PredictorConfig
         described = model_config_from_mapping(state.facts["model"], f"{path}: its model.json").predictor
     predictor = described or _infer_predictor(state, here)
     num_heads = described.num_heads if described else state.config.get("num_attention_heads")
-    names = _labels_by_name(path, kind, state.facts)
+    names = FORMATS[kind].labels(path) or labels_by_class_name(state.facts.get("classes") or ())
     return SourceWeights(
         path, kind, state.weights, predictor, num_heads, state.facts, names, described is not None, state.notes
     )
@@ -138,11 +138,6 @@ def _infer_predictor(state: State, here: PredictorConfig) -> PredictorConfig:
     except CheckpointError as error:
         problem = str(error).partition(". ")[0].rstrip(".")
         raise CheckpointError(f"{problem}. Name weights of a {here.model_id!r}.") from None
-
-
-def _labels_by_name(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the label of each class by its name; empty if names are not known."""
-    return FORMATS[kind].labels(path) or labels_by_class_name(facts.get("classes") or ())
 
 
 def labels_by_class_name(classes: Sequence[str]) -> dict[str, int]:

@@ -208,7 +208,7 @@ def _image_bytes(clip: Clip, param: ClipsParam) -> int:
             raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
         if size != clip.size:
             (h, w), (high, wide) = clip.size, size
-            raise UnusableFile(f"has frames of {h} x {w}, and its {key}, {path}, {high} x {wide}")
+            raise UnusableFile(f"has frames of {h} x {w}, but its {key}, {path}, has {high} x {wide}")
         total += check_file(path)
     return total
 
@@ -217,14 +217,14 @@ def _clip_of(entry: ClipEntry, facts: VideoFacts, param: ClipsParam) -> Clip:
     """Compare a file with its annotation; raises UnusableFile."""
     if entry.size is not None and entry.size not in (facts.size, facts.stored_size):
         (h, w), (high, wide) = facts.size, entry.size
-        raise UnusableFile(f"has frames of {h} x {w}, and the annotation says {high} x {wide}")
+        raise UnusableFile(f"has frames of {h} x {w}, but the annotation says {high} x {wide}")
     if entry.fps is not None and facts.fps is not None and abs(entry.fps - facts.fps) >= SAME_RATE:
-        raise UnusableFile(f"has {facts.fps:g} frames a second, and the annotation says {entry.fps:g}")
+        raise UnusableFile(f"has {facts.fps:g} frames a second, but the annotation says {entry.fps:g}")
     if entry.num_frames is not None and entry.num_frames > facts.num_frames:
-        raise UnusableFile(f"has {facts.num_frames} frames, and the annotation says {entry.num_frames}")
+        raise UnusableFile(f"has {facts.num_frames} frames, but the annotation says {entry.num_frames}")
     fps = facts.fps or entry.fps
     if param.train_fps is not None and fps is None and facts.num_frames > 1:
-        raise UnusableFile(f"does not state its frames a second, and train_fps = {param.train_fps:g} needs them")
+        raise UnusableFile(f"does not state its frames a second, but train_fps = {param.train_fps:g} needs them")
     num_frames, due = entry.num_frames or facts.num_frames, None
     if facts.times is not None and param.train_fps is not None and param.display == "shown":
         due = facts.times[: num_frames + 1] * param.train_fps
@@ -241,13 +241,13 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
     lengths = sorted({frames for frames, _, _ in param.sizes})
     if param.buckets is None and clip.due_frames is None:
         needed = 1 + int(frame_numbers(lengths[0], clip.step)[-1])
-        raise UnusableFile(f"is short: it has {clip.num_frames} frames, and num_frames = {lengths[0]} needs {needed}")
+        raise UnusableFile(f"is short: it has {clip.num_frames} frames, but num_frames = {lengths[0]} needs {needed}")
     if param.buckets is None:
-        raise UnusableFile(f"is short: it lasts for {clip.longest} frames, and num_frames = {lengths[0]}")
+        raise UnusableFile(f"is short: it lasts for {clip.longest} frames, but num_frames = {lengths[0]}")
     if clip.longest == 1:
-        raise UnusableFile("has one frame, and no bucket has one frame")
+        raise UnusableFile("has one frame, but no bucket has one frame")
     least = min(frames for frames in lengths if frames > 1)
-    raise UnusableFile(f"is short: it gives {clip.longest} frames, and the shortest video bucket has {least}")
+    raise UnusableFile(f"is short: it gives {clip.longest} frames, but the shortest video bucket has {least}")
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------

@@ -271,7 +271,7 @@ def _record(line: str) -> dict[str, Any]:
     """Return a JSON object, numbers as texts; raises ValueError for anything else, and for what is no text."""
     record = json.loads(line, parse_int=str, parse_float=str)
     if not isinstance(record, dict) or "\\u0000" in (text := json.dumps(record, ensure_ascii=False)):
-        raise ValueError(f"not an object of texts: {reprlib.repr(record)}")
+        raise ValueError(f"it is not an object of texts, but {reprlib.repr(record)}")
     text.encode()  # (JSON can contain half a surrogate pair: UnicodeEncodeError is a ValueError)
     return record
 

@@ -119,7 +119,7 @@ def read_frames(path: str | Path, numbers: np.ndarray, display: Display = "shown
             if number in needed:
                 frames[number] = screen.show(frame)
     if count <= last:
-        raise UnusableFile(f"has {count} frames, and frame {last + 1} is needed")
+        raise UnusableFile(f"has {count} frames, but frame {last + 1} is needed")
     return np.stack([frames[number] for number in numbers.tolist()])
 
 

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
 from mindspeed_mm_dit.configs.flag import AddFlags
@@ -22,7 +21,7 @@ def standalone_parser() -> Parser:
     group = parser.add_argument_group("metrics_loggers")
     for kind in metrics_loggers():
         if kind.in_megatron:
-            add_flags(group, kind)
+            add_flags(kind, group)
     return parser
 
 
@@ -87,9 +86,5 @@ def ignored_flags(
 
 
 def _extra_flags(is_selected: Callable[[MetricsLoggerKind], bool]) -> list[AddFlags]:
-    logger_flags = [partial(_add, kind) for kind in metrics_loggers() if is_selected(kind)]
+    logger_flags = [partial(add_flags, kind) for kind in metrics_loggers() if is_selected(kind)]
     return [*logger_flags, *(callback.flags for callback in CALLBACKS.external())]
-
-
-def _add(kind: MetricsLoggerKind, group: Any) -> None:
-    add_flags(group, kind)

@@ -110,8 +110,8 @@ def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | No
         record_not_finite(save, iteration, loss, norm)
         why = f" mm-dit replay --checkpoint {save} shows what overflowed." if save else ""
         raise ConvergenceError(
-            f"Iteration {iteration} has loss = {loss} and grad norm = {norm}, which are not both finite, so it is not "
-            f"saved. Resume from the last checkpoint with a smaller --lr, or without --bf16.{why}"
+            f"Iteration {iteration} is not saved: its loss = {loss} and grad norm = {norm} are not both finite. Resume "
+            f"from the last checkpoint with a smaller --lr, or without --bf16.{why}"
         )
 
 

@@ -147,7 +147,7 @@ def metrics_loggers() -> list[MetricsLoggerKind]:
     return list(METRICS_LOGGERS.values())
 
 
-def add_flags(group: Any, kind: MetricsLoggerKind) -> None:
+def add_flags(kind: MetricsLoggerKind, group: Any) -> None:
     """Add the flags of a metrics logger to a group of an argument parser."""
     for field in dataclasses.fields(kind.config):
         group.add_argument(_flag(kind, field), **field.metadata)
