@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, is_folder, read_bytes, 
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data.captions import read_sidecar_captions
 from mindspeed_mm_dit.data.listing import (
-    FLATTENED_CURE,
+    UNPACK_AGAIN,
     class_folders,
     find_index_files,
     flattened_images,
@@ -90,7 +90,10 @@ def classes_of_folder(images: str) -> FolderLayout:
     if list_class_folders(path).rows:
         return FolderLayout(images, None, False, "every folder in it is a class")
     if lost := flattened_images(entry.name for entry in path.iterdir()):
-        raise ConfigError(f"IMAGES = {images} has files such as {lost[0]} in place of folders. {FLATTENED_CURE}")
+        raise ConfigError(
+            f"IMAGES = {images} has files such as {lost[0]} in place of folders: a backslash is no folder here. If these "
+            f"were folders, {UNPACK_AGAIN}."
+        )
     return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
 
 

@@ -20,14 +20,16 @@ from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.training import log as read_logs
 from mindspeed_mm_dit.training.log import (
     NUMBER,
+    QUARTERS,
     TRAINING_SCALARS,
     first_of_names,
+    quarter_name,
+    quarter_scalar,
     read_folder,
     read_scalars,
     read_text,
     step_of,
 )
-from mindspeed_mm_dit.training.validation import QUARTERS, quarter_name, quarter_scalar
 
 _PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{NUMBER}", re.I)
 _VALIDATION = re.compile(r"\bvalidation loss at iteration +(\d+)(?: on validation set)? *\|", re.I)

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.integrations.formats.families import FAMILIES
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import DATA_ID, HF, lookup, written
 from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
-from mindspeed_mm_dit.training.loggers import tensorboard
+from mindspeed_mm_dit.training.loggers import boards
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
 from mindspeed_mm_dit.training.pytorch.parallel import check_recompute
 from mindspeed_mm_dit.training.resume import check_restorable
@@ -116,7 +116,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
         )
     if host.rank == 0:
         check_outputs(flags)
-        check_metrics_loggers(flags, [tensorboard.KIND])
+        check_metrics_loggers(flags, [boards.TENSORBOARD])
         log_data_set(flags, mm)
     return mm
 

@@ -42,7 +42,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.training.flags import ignored_flags, to_command_line
 from mindspeed_mm_dit.training.flags import parse as parse_flags
-from mindspeed_mm_dit.training.loggers import tensorboard
+from mindspeed_mm_dit.training.loggers import boards
 from mindspeed_mm_dit.training.loop import LearningRate
 from mindspeed_mm_dit.training.progress import Progress, locked_save_folder, open_progress
 from mindspeed_mm_dit.training.pytorch.stepper import TrainedState
@@ -61,7 +61,7 @@ def parse(argv: Sequence[str], world_size: int) -> RunConfig:
 
 def without_effect(flags: RunConfig) -> list[str]:
     """Return the flags of the command line that have no effect here."""
-    return ignored_flags(flags, ignored_by("native"), lambda kind: kind is not tensorboard.KIND)
+    return ignored_flags(flags, ignored_by("native"), lambda kind: kind is not boards.TENSORBOARD)
 
 
 def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
