@@ -91,8 +91,8 @@ def classes_of_folder(images: str) -> FolderLayout:
         return FolderLayout(images, None, False, "every folder in it is a class")
     if lost := flattened_images(entry.name for entry in path.iterdir()):
         raise ConfigError(
-            f"IMAGES = {images} has files such as {lost[0]} in place of folders: a backslash is no folder here. If these "
-            f"were folders, {UNPACK_AGAIN}."
+            f"IMAGES = {images} has files such as {lost[0]} in place of folders: a backslash is no folder here. If "
+            f"these were folders, {UNPACK_AGAIN}."
         )
     return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
 
