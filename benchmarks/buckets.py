@@ -24,7 +24,7 @@ from mindspeed_mm_dit.data.check_images import check_image_files
 from mindspeed_mm_dit.data.order import BucketOrder, micro_batches
 from mindspeed_mm_dit.data.transforms import SUFFIXES
 from mindspeed_mm_dit.models.data import with_size
-from mindspeed_mm_dit.planning.memory import train_flop
+from mindspeed_mm_dit.planning import train_flop
 
 MODEL = Path(__file__).parent.parent / "examples/dit/imagenet256/model.json"
 RANKS, ROUNDS, STEPS = (2, 4, 8), (1, 2, 4), 200

@@ -28,9 +28,8 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
-from mindspeed_mm_dit.sampling.generate import generate, trajectory_states
+from mindspeed_mm_dit.sampling.generate import generate, trajectory_states, with_defaults
 from mindspeed_mm_dit.sampling.load import describe, load_model
-from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.tools.evaluate.digits import digits_accuracy
 

@@ -71,7 +71,7 @@ def worker(args: Namespace) -> None:
     from mindspeed_mm_dit.framework.pytorch import runtime
     from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
     from mindspeed_mm_dit.models.composite import DiTModel
-    from mindspeed_mm_dit.planning.memory import Placement, memory
+    from mindspeed_mm_dit.planning import Placement, memory
     from mindspeed_mm_dit.training.pytorch.engine import Engine
 
     world = int(os.environ["WORLD_SIZE"])

@@ -35,7 +35,7 @@ from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
-from mindspeed_mm_dit.planning.memory import Placement, memory, peak_tflops, train_flop
+from mindspeed_mm_dit.planning import Placement, memory, peak_tflops, train_flop
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 
 NUM_CLASSES = 1000

@@ -66,17 +66,23 @@ def wrap_step_errors(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise StepError(
-            f"{what} failed, and its result is not saved: {type(error).__name__}: {error}. "
-            "Resume from the last checkpoint."
+            f"{what} failed, and its result is not saved. Resume from the last checkpoint. The error was "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
 def not_installed(what: str, package: str, extra: str) -> PlatformError:
     """Return the error of ``what``, which needs a ``package`` that the ``extra`` of this package installs."""
     return PlatformError(
-        f"{what} needs {package}, which is not installed. Run: pip install {package}, or install this package with "
-        f"its extra [{extra}]"
+        f"{what} needs {package}, which is not installed. Install it with pip install {package}, or install this "
+        f"package with its extra [{extra}]."
     )
+
+
+def not_known(setting: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error of a ``setting``, shown with its value ``name``, which is none of those ``known``."""
+    known = list(known)
+    return ConfigError(f"{setting} is unknown. {nearest(name, known)}The known ones are {', '.join(known) or 'none'}.")
 
 
 def flag_of(name: str) -> str:

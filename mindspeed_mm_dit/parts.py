@@ -13,9 +13,9 @@ ENTRIES = {
     },
     "host": {"standalone": "mindspeed_mm_dit.hosts.registry:STANDALONE"},
     "metrics_logger": {
-        "tensorboard": "mindspeed_mm_dit.training.loggers.tensorboard:KIND",
-        "wandb": "mindspeed_mm_dit.training.loggers.weights_and_biases:KIND",
-        "swanlab": "mindspeed_mm_dit.training.loggers.swanlab_board:KIND",
+        "tensorboard": "mindspeed_mm_dit.training.loggers.boards:TENSORBOARD",
+        "wandb": "mindspeed_mm_dit.training.loggers.boards:WANDB",
+        "swanlab": "mindspeed_mm_dit.training.loggers.boards:SWANLAB",
     },
     "callback": {
         "power_ema": "mindspeed_mm_dit.training.callbacks.power_ema:KIND",

@@ -37,11 +37,14 @@ def register(kind: str, name: str, record: Any) -> None:
         ConfigError: there is no such kind, or another entry of it has the name.
     """
     if kind not in _RECORDS:
-        cure = f"{nearest(kind, _RECORDS)}The kinds are {', '.join(_RECORDS)}."
-        raise ConfigError(f"register({kind!r}, {name!r}, ...): unknown kind of registry entry. {cure}")
+        raise ConfigError(
+            f"register({kind!r}, {name!r}, ...) names an unknown kind of registry entry. {nearest(kind, _RECORDS)}The "
+            f"kinds are {', '.join(_RECORDS)}."
+        )
     if _load_record(kind, name, record) != record:
-        cure = "Choose another name, or uninstall one of the plugins."
-        raise ConfigError(f"{kind} {name!r} is registered already. {cure}")
+        raise ConfigError(
+            f"{kind} {name!r} is registered already. Choose another name, or uninstall one of the plugins."
+        )
     _RECORDS[kind][name] = record
 
 
@@ -61,7 +64,7 @@ def import_object(location: str, what: str) -> Any:
 
 
 def _load_error(what: str, error: Exception) -> PlatformError:
-    return PlatformError(f"{what}: failed to load: {type(error).__name__}: {error}. Fix it, or uninstall its package.")
+    return PlatformError(f"{what} cannot be loaded: {type(error).__name__}: {error}. Fix it, or uninstall its package.")
 
 
 def _load_record(kind: str, name: str, other: Any = None) -> Any:

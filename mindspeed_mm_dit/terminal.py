@@ -30,12 +30,8 @@ def echo(text: Any = "", file: TextIO | None = None, end: str = "\n") -> None:
     try:
         print(escaped, file=stream, end=end, flush=True)
     except UnicodeEncodeError:
-        print(
-            escaped.encode(stream.encoding, "backslashreplace").decode(stream.encoding),
-            file=stream,
-            end=end,
-            flush=True,
-        )
+        escaped = escaped.encode(stream.encoding, "backslashreplace").decode(stream.encoding)
+        print(escaped, file=stream, end=end, flush=True)
 
 
 class TerminalHandler(logging.Handler):

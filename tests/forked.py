@@ -235,7 +235,7 @@ def _import_for_the_engine() -> None:
 IN_RUNS = (
     "PIL.Image", "tensorboardX", *("mindspeed_mm_dit." + name for name in (
         "hosts.registry", "hosts.standalone", "models.composite", "models.dit", "models.video_transformer",
-        "objectives.flow.process", "objectives.gaussian.process", "objectives.wan_flow.process", "planning.memory",
+        "objectives.flow.process", "objectives.gaussian.process", "objectives.wan_flow.process", "planning",
         "sampling.pictures", "training.contract", "training.report", "training.callbacks.registry",
     )),
 )  # fmt: skip

@@ -336,8 +336,7 @@ def try_out(framework, engines, fit, optimizer):
 
 def samples_of(config, model, data):
     from mindspeed_mm_dit.sampling.conditions import SampleConditions
-    from mindspeed_mm_dit.sampling.generate import generate
-    from mindspeed_mm_dit.sampling.plan import with_defaults
+    from mindspeed_mm_dit.sampling.generate import generate, with_defaults
     from mindspeed_mm_dit.sampling.request import SampleRequest
 
     asked = SampleConditions({item: values[:2] for item, values in data.examples().items()})

@@ -84,7 +84,7 @@ FAULTS = {
         "tests/tools/planning/test_data.py -k first_epoch",
     ),
     "conversion": Fault(
-        "integrations/formats/rules.py",
+        "integrations/formats/families.py",
         "lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",
         "tests/checkpoint/test_rules.py -k outputs_equal",
@@ -106,7 +106,7 @@ FAULTS = {
         "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
     ),
     "timesteps of diffusers": Fault(
-        "integrations/formats/diffusers_dit.py", "@ conversion_matrix(np.array(changes.right_at)).T",
+        "integrations/formats/diffusers_folder.py", "@ conversion_matrix(np.array(changes.right_at)).T",
         "@ conversion_matrix(np.array(changes.right_at))", "tests/checkpoint/test_pipeline.py -k answers_alike",
     ),
     "images of ranks": Fault(

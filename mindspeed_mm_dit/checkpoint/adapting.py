@@ -76,7 +76,7 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
     def read_checkpoint(path: Path) -> SourceWeights:
         if is_adapter(path):
             raise CheckpointError(
-                f"--init-from = {path} holds adapters (LoRA), not a whole network. Merge them into their base: "
+                f"--init-from = {path} holds adapters (LoRA), not a whole network. Merge them into their base with "
                 f"mm-dit convert BASE whole.safetensors --merge-lora {path}."
             )
         format_name = format_of_source(path)
@@ -89,12 +89,12 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
         raise type(error)(named) from None
     if source.predictor.model_id != here.model_id:
         raise CheckpointError(
-            f"{source.what} is a network of kind {source.predictor.model_id!r}, and model.json describes one of kind "
+            f"{source.what} is a network of kind {source.predictor.model_id!r}, but model.json describes one of kind "
             f"{here.model_id!r}. Name weights of a {here.model_id!r}."
         )
     shapes = shapes_of(source.weights)
-    reason = f"is not a whole network of kind {here.model_id!r}"
-    check_names(parameters_of(source.predictor).shapes(), shapes, source.what, reason, "copy or download it again")
+    problem = f"is not a whole network of kind {here.model_id!r}"
+    check_names(parameters_of(source.predictor).shapes(), shapes, source.what, problem, "Copy or download it again.")
     return source
 
 
@@ -121,7 +121,7 @@ def _described_source(path: Path, kind: str, state: State, here: PredictorConfig
         described = model_config_from_mapping(state.facts["model"], f"{path}: its model.json").predictor
     predictor = described or _infer_predictor(state, here)
     num_heads = described.num_heads if described else state.config.get("num_attention_heads")
-    names = _labels_by_name(path, kind, state.facts)
+    names = FORMATS[kind].labels(path) or labels_by_class_name(state.facts.get("classes") or ())
     return SourceWeights(
         path, kind, state.weights, predictor, num_heads, state.facts, names, described is not None, state.notes
     )
@@ -136,12 +136,8 @@ def _infer_predictor(state: State, here: PredictorConfig) -> PredictorConfig:
         state.check_family("SOURCE")
         return infer_predictor(shapes, {})
     except CheckpointError as error:
-        raise CheckpointError(f"{error} Name weights of a {here.model_id!r}.") from None
-
-
-def _labels_by_name(path: Path, kind: str, facts: Mapping[str, Any]) -> dict[str, int]:
-    """Return the label of each class by its name; empty if names are not known."""
-    return FORMATS[kind].labels(path) or labels_by_class_name(facts.get("classes") or ())
+        problem = str(error).partition(". ")[0].rstrip(".")
+        raise CheckpointError(f"{problem}. Name weights of a {here.model_id!r}.") from None
 
 
 def labels_by_class_name(classes: Sequence[str]) -> dict[str, int]:

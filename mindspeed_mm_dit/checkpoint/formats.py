@@ -79,8 +79,8 @@ def format_of_source(path: Path) -> str:
     if (name := format_of(path)) is not None:
         return name
     if not path.exists():
-        raise CheckpointError(f"SOURCE = {path}: there is no such file or folder. {fetch_command(path)}")
-    raise CheckpointError(f"SOURCE = {path} is in no format known here. Formats are: {', '.join(FORMATS)}.")
+        raise CheckpointError(f"SOURCE = {path} does not exist. {fetch_command(path)}")
+    raise CheckpointError(f"SOURCE = {path} is in none of the formats {', '.join(FORMATS)}.")
 
 
 def choose_format(path: Path, to: str | None) -> str:
@@ -89,16 +89,19 @@ def choose_format(path: Path, to: str | None) -> str:
     folders = [name for name, known in FORMATS.items() if not known.endings]
     if by_ending is None and to is None:
         raise ConfigError(
-            f"TARGET = {path}: its ending names no format. End it in .pt, .safetensors or .ckpt, or give --to "
+            f"TARGET = {path} has an ending that names no format. End it in .pt, .safetensors or .ckpt, or give --to "
             f"{'|'.join(folders)} for a folder."
         )
     name = to or by_ending
     if name is None or name not in FORMATS:
-        raise ConfigError(f"--to = {to}: unknown format. Formats are: {', '.join(FORMATS)}.")
+        raise ConfigError(f"--to = {to} is none of the formats {', '.join(FORMATS)}.")
     endings = FORMATS[name].endings
-    if path.suffix not in endings if endings else by_ending is not None:
-        cure = f"End it in {' or '.join(endings)}." if endings else f"Give a folder, such as {path.with_suffix('')}."
-        raise ConfigError(f"TARGET = {path} does not look like --to {name}. {cure}")
+    if endings and path.suffix not in endings:
+        raise ConfigError(f"TARGET = {path} does not look like --to {name}. End it in {' or '.join(endings)}.")
+    if not endings and by_ending is not None:
+        raise ConfigError(
+            f"TARGET = {path} does not look like --to {name}, a folder. Give a folder, such as {path.with_suffix('')}."
+        )
     return name
 
 
@@ -207,8 +210,8 @@ def _write_pytorch(path: Path, state: State) -> None:
         from mindspeed_mm_dit.checkpoint import torch_dcp
     except ImportError as error:
         raise PlatformError(
-            f"a checkpoint folder of PyTorch: PyTorch is needed to write it: {error}. Run: pip install torch "
-            "'numpy<2'; MindSpore fits into the same environment"
+            f"A checkpoint folder of PyTorch is written with PyTorch, which cannot be used here: {error}. Install it "
+            "with pip install torch 'numpy<2'; MindSpore fits into the same environment."
         ) from None
     nested: dict[str, Any] = {
         tree: {name: torch_dcp.as_tensor(array) for name, array in arrays.items()}
@@ -231,7 +234,7 @@ def _reader_of_pytorch(path: Path) -> ModuleType:
     """
     if not PYTORCH.fits(path):
         raise CheckpointError(
-            f"{path} is a folder and no checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt. "
+            f"{path} is a folder, but not a checkpoint: it has neither PyTorch's .metadata nor MindSpore's state.ckpt. "
             "Name a folder such as checkpoints/iter_0001000, or the one that holds them."
         )
     try:
@@ -239,7 +242,7 @@ def _reader_of_pytorch(path: Path) -> ModuleType:
     except ImportError as error:
         raise PlatformError(
             f"{path} was written by PyTorch, without which it cannot be read ({error}). In an environment with "
-            f"PyTorch: mm-dit convert {path} NEW_FOLDER --to mindspore (or any file format)."
+            f"PyTorch, run mm-dit convert {path} NEW_FOLDER --to mindspore, or to a file."
         ) from None
     return torch_dcp
 

@@ -62,7 +62,7 @@ class Adapter:
 
     layers: Mapping[str, LowRank]
     """By our name of the layer."""
-    where: str = "the adapter"
+    where: str = "The adapter"
     """The name used in errors."""
     notes: tuple[str, ...] = field(default=())
     """What was assumed when it was read, a sentence each."""
@@ -93,11 +93,15 @@ class Adapter:
         for layer, lora in self.layers.items():
             actual = shapes.get(f"{layer}.weight")
             expected = (lora.up.shape[0], lora.down.shape[1])
-            if actual is None or tuple(actual) != expected:
-                reason = "is not in this network" if actual is None else f"is {tuple(actual)} in this network"
+            if actual is None:
                 raise CheckpointError(
-                    f"{self.where}: an adapter for {layer}, of a weight {expected} {reason}. "
-                    f"{nearest(layer, layer_names(shapes)) if actual is None else ''}name the adapters of this base."
+                    f"{self.where} has an adapter for {layer}, which is not in this network. "
+                    f"{nearest(layer, layer_names(shapes))}Name the adapters of this base."
+                )
+            if tuple(actual) != expected:
+                raise CheckpointError(
+                    f"{self.where} has an adapter for {layer} with a weight of shape {expected}, which has the shape "
+                    f"{tuple(actual)} in this network. Name the adapters of this base."
                 )
 
 
@@ -204,10 +208,12 @@ def _check_learned(path: Path, model: ModelConfig, flag: str) -> None:
     except (KeyError, UserError):  # of another program, or of parts that are not here
         return
     channels = ("channels of latents", model.latent_shape[0], trained_with.latent_shape[0])
-    difference = first_differing_setting(model, trained_with) or (channels if channels[1] != channels[2] else None)
-    if difference:
-        reason = "was trained on another model: {0} {2!r} there, {1!r} here".format(*difference)
-        raise ConfigError(f"{flag} = {path}: {reason}. Name the adapters of this base.")
+    name, here, there = first_differing_setting(model, trained_with) or channels
+    if here != there:
+        raise ConfigError(
+            f"{flag} = {path} was trained on another model: {name} is {there!r} there and {here!r} here. Name the "
+            "adapters of this base."
+        )
 
 
 def parse(text: str, flag: str) -> tuple[Path, float]:
@@ -222,7 +228,7 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
         return Path(text), 1.0
     if not abs(strength) <= MAX_STRENGTH or not math.isfinite(strength):
         raise ConfigError(
-            f"{flag} = {shorten_repr(text)}: its strength must lie between -{MAX_STRENGTH:g} and {MAX_STRENGTH:g}."
+            f"{flag} = {shorten_repr(text)} must have a strength between -{MAX_STRENGTH:g} and {MAX_STRENGTH:g}."
         )
     return Path(name), strength
 

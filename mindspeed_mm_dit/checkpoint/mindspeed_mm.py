@@ -76,7 +76,7 @@ def _owners(parameters: list[str], owners: list[str], stored: Collection[str]) -
     if not parameters:
         return {}
     if len(owners) != len(parameters):
-        raise _other_optimizer(f"has {len(owners)} parameters, this model trains {len(parameters)}")
+        raise _other_optimizer(f"has {len(owners)} parameters, but this model trains {len(parameters)}")
     split = any(name.startswith(f"{GROUPS}1.") for name in stored)
     groups = {name: int(split and name.endswith(NO_DECAY)) for name in parameters}
     if all(owner.isdecimal() for owner in owners):  # group by group, each in the model's order
@@ -89,9 +89,9 @@ def _owners(parameters: list[str], owners: list[str], stored: Collection[str]) -
     return {name: (f"{PREDICTOR}{name}", groups[name]) for name in parameters}
 
 
-def _other_optimizer(reason: str) -> CheckpointError:
+def _other_optimizer(problem: str) -> CheckpointError:
     return CheckpointError(
-        f"--load: the optimizer in the checkpoint {reason}. Pass --no-load-optim to start with a new optimizer state."
+        f"The optimizer in the checkpoint of --load {problem}. Pass --no-load-optim to start with a new state."
     )
 
 

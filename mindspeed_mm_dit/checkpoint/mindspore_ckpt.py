@@ -76,7 +76,7 @@ def find_damage(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
     """Return why the checkpoint ``path`` is damaged, or None; the workers share the reading."""
     if (path / ".metadata").is_file():
         raise CheckpointError(
-            f"--load = {path.parent} was written by PyTorch. Convert it: mm-dit convert {path} NEW_FOLDER --to "
+            f"--load = {path.parent} was written by PyTorch. Convert it with mm-dit convert {path} NEW_FOLDER --to "
             "mindspore."
         )
     if not (path / FILE).is_file():

@@ -53,7 +53,7 @@ def gamma_of_std(std: float) -> float:
         ValueError: the width is out of range.
     """
     if not MIN_STD <= std <= MAX_STD:
-        raise ValueError(f"a width is from {MIN_STD} to {MAX_STD:.4f}, the plain mean of all steps")
+        raise ValueError(f"must be from {MIN_STD} to {MAX_STD:.4f}, the plain mean of all steps")
     roots = np.roots([1, 7, 16 - std**-2, 12 - std**-2])
     return max(0.0, float(roots.real.max()))
 
@@ -98,8 +98,8 @@ def check_stds(stds: Sequence[float], saved: Sequence[float], where: str) -> Non
     """Raise ConfigError if a checkpoint has EMAs of other widths than ``stds``; having none is fine."""
     if stds and saved and list(stds) != list(saved):
         raise ConfigError(
-            f"--power-ema-stds = {_listed(stds)}: {where} has the averages of {_listed(saved)}. Resume with "
-            f"--power-ema-stds {_listed(saved)}; mm-dit ema makes any other width from them."
+            f"--power-ema-stds = {_listed(stds)} must be {_listed(saved)}, the widths of the averages in {where}. From "
+            "these, mm-dit ema makes an average of any other width."
         )
 
 

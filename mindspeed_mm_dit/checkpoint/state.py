@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint import power_ema
-from mindspeed_mm_dit.checkpoint.store import DAMAGED_CURE
+from mindspeed_mm_dit.checkpoint.store import RESTORE_IT
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.errors import CheckpointError
@@ -101,7 +101,7 @@ def unflatten(arrays: Arrays) -> dict[str, Arrays]:
     for name, array in arrays.items():
         tree, _, rest = name.partition(".")
         if not is_tree(tree):
-            raise CheckpointError(f"SOURCE: {name} belongs to none of {', '.join(TREES)}.")
+            raise CheckpointError(f"SOURCE has a tensor {name}, which belongs to none of {', '.join(TREES)}.")
         trees.setdefault(tree, {})[rest] = array
     return trees
 
@@ -138,7 +138,7 @@ def infer_predictor(
         return predictor
     names = ", ".join(list(shapes)[:5])
     raise CheckpointError(
-        f"SOURCE holds neither a known predictor nor an AutoencoderKL; its tensors are: {names}, ... Give the "
+        f"SOURCE holds neither a known predictor nor an AutoencoderKL, but tensors such as {names}. Give the "
         "model.json that it was trained with (--model)."
     )
 
@@ -157,28 +157,31 @@ def check_whole(path: Path, find_damage: Callable[[Path], str | None]) -> None:
     """Raise CheckpointError, naming the file, if the checkpoint folder ``path`` is damaged."""
     problem = find_damage(path)
     if problem is not None:
-        raise CheckpointError(f"{path} is damaged: {problem}. {DAMAGED_CURE}")
+        raise CheckpointError(f"{path} is damaged: {problem}. {RESTORE_IT}")
 
 
 def check_names(
     expected: Mapping[str, tuple[int, ...]],
     actual: Mapping[str, tuple[int, ...]],
     what: str,
-    reason: str = "belongs to another architecture",
-    cure: str = "use the model.json that this checkpoint was trained with",
+    problem: str = "belongs to another architecture",
+    advice: str = "Use the model.json that this checkpoint was trained with.",
 ) -> None:
-    """Raise CheckpointError, naming the tensors, unless ``actual`` has exactly the names and shapes of ``expected``."""
+    """Raise CheckpointError, naming the tensors, unless ``actual`` has exactly the names and shapes of ``expected``.
+
+    problem: what is wrong with ``what`` then, worded to follow it; advice: a sentence.
+    """
     missing = [f"{name} is missing" for name in expected if name not in actual]
     unknown = [f"{name} is not in this model" for name in actual if name not in expected]
     misshapen = [
-        f"{name} is {tuple(actual[name])}, this model has {tuple(shape)}"
+        f"{name} is {tuple(actual[name])}, but {tuple(shape)} in this model"
         for name, shape in expected.items()
         if name in actual and tuple(actual[name]) != tuple(shape)
     ]
     by_turns = zip_longest(missing, unknown, misshapen)  # (so that the first six show each kind)
-    if problems := [problem for group in by_turns for problem in group if problem]:
-        summary = "; ".join(problems[:6]) + (f"; and {len(problems) - 6} more" if len(problems) > 6 else "")
-        raise CheckpointError(f"{what}: {reason}: {summary}. {cure}")
+    if differences := [difference for group in by_turns for difference in group if difference]:
+        more = f"; and {len(differences) - 6} more" if len(differences) > 6 else ""
+        raise CheckpointError(f"{what} {problem}: {'; '.join(differences[:6])}{more}. {advice}")
 
 
 def check_are_floats(weights: Mapping[str, np.ndarray], what: str) -> None:
@@ -186,6 +189,6 @@ def check_are_floats(weights: Mapping[str, np.ndarray], what: str) -> None:
     for name, array in weights.items():
         if array.dtype.kind in "biu" and (array.size > 1 or name.rpartition(".")[2] in ("weight", "bias")):
             raise CheckpointError(
-                f"{what}: {name} is stored in {array.dtype}, and the file does not name its format. Use a file in "
+                f"{what} stores {name} in {array.dtype}, and does not name the format of these numbers. Use a file in "
                 "bfloat16, or in ComfyUI's float8 or int8."
             )

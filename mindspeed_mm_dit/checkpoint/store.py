@@ -43,8 +43,8 @@ BEST = "best"
 ``FOLDER/best``."""
 COMMAND = "command"
 """Key of run.json: the flags of the run, and the folder that it was started in."""
-DAMAGED_CURE = "Restore it from a copy, or name the checkpoint before it."
-MISSING_INDEX = "lacks .metadata, as copies without hidden files do"
+RESTORE_IT = "Restore it from a copy, or name the checkpoint before it."
+MISSING_INDEX = "it lacks .metadata, as copies without hidden files do"
 _NAME = re.compile(r"iter_(\d{7,})")
 _REPLACED_SUFFIX = ".old.partial"
 """Suffix of a checkpoint that is set aside while another one replaces it."""
@@ -162,7 +162,7 @@ class CheckpointStore:
             skipped.append(f"{self.path(iteration)} is damaged ({problem})")
         if skipped:
             raise CheckpointError(
-                f"--load = {self.root}: no checkpoint there can be read: {skipped[0]}. Restore one from a copy, or "
+                f"--load = {self.root} has no checkpoint that can be read: {skipped[0]}. Restore one from a copy, or "
                 "choose another --load to start anew."
             )
         return None, skipped
@@ -170,8 +170,8 @@ class CheckpointStore:
     def _check_root(self) -> None:
         if self.root.is_file():
             raise CheckpointError(
-                f"--load = {self.root} is a file; a run is resumed from the folder that --save named. To start from "
-                f"published weights: --init-from {self.root}."
+                f"--load = {self.root} is a file, but a run is resumed from the folder that --save named. To start "
+                f"from published weights, pass --init-from {self.root}."
             )
         if (self.root / RUN_FACTS).exists() or _NAME.fullmatch(self.root.name):
             raise CheckpointError(
@@ -229,7 +229,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """
     problem = checksums.find_file_damage(path / RUN_FACTS)
     if problem is not None:
-        raise CheckpointError(f"{path} is damaged: {problem}. {DAMAGED_CURE}")
+        raise CheckpointError(f"{path} is damaged: {problem}. {RESTORE_IT}")
     try:
         facts = json.loads((path / RUN_FACTS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -240,7 +240,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     named = iteration_of(path)
     if named is not None and facts.get("iteration", named) != named:
         raise CheckpointError(
-            f"{path / RUN_FACTS}: iteration = {facts['iteration']} is not that of {path.name}. {DAMAGED_CURE}"
+            f"{path / RUN_FACTS} has iteration = {facts['iteration']}, which is not that of {path.name}. {RESTORE_IT}"
         )
     return facts
 
@@ -257,9 +257,7 @@ def read_classes(folder: str | Path | None) -> tuple[str, ...]:
 def check_facts(facts: dict[str, Any], path: Path) -> None:
     """Raise CheckpointError if ``facts``, which the file ``path`` holds, cannot be the facts of a run."""
     if (key := invalid_fact(facts)) is not None:
-        raise CheckpointError(
-            f"{path}: {key} = {shorten_repr(facts[key])} is not a value that a run writes there. {DAMAGED_CURE}"
-        )
+        raise CheckpointError(f"{path} has {key} = {shorten_repr(facts[key])}, which no run writes there. {RESTORE_IT}")
 
 
 def invalid_fact(facts: dict[str, Any]) -> str | None:
@@ -333,7 +331,8 @@ def check_is_no_checkpoint(setting: str, folder: str | Path) -> None:
     for parent in (Path(folder), *Path(folder).parents):
         if _NAME.fullmatch(parent.name) or (parent / RUN_FACTS).is_file():
             raise CheckpointError(
-                f"{setting} = {folder}: {parent} is one checkpoint, not the folder of them. Name {parent.parent}."
+                f"{setting} = {folder} must be a folder of checkpoints, but {parent} is one checkpoint. Name "
+                f"{parent.parent}."
             )
 
 
@@ -350,10 +349,12 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
     store = CheckpointStore(below if CheckpointStore(below).iterations() else path)
     path = store.path(store.iterations()[-1]) if store.iterations() else path
     if is_missing_index(path):
-        raise CheckpointError(f"{flag} = {path}: {MISSING_INDEX}. Copy it again as a whole folder, hidden files too.")
+        raise CheckpointError(
+            f"{flag} = {path} is damaged: {MISSING_INDEX}. Copy it again as a whole folder, hidden files too."
+        )
     if not path.exists():
-        reason = "is a link to nothing" if path.is_symlink() else "there is no such file or folder"
-        raise CheckpointError(f"{flag} = {path}: {reason}. {fetch_command(path) or suggest_path(path).strip()}")
+        problem = "is a link to nothing" if path.is_symlink() else "does not exist"
+        raise CheckpointError(f"{flag} = {path} {problem}. {fetch_command(path) or suggest_path(path)}")
     return path
 
 
@@ -376,13 +377,15 @@ def read_newest(path: str | Path, flag: str, read: Callable[[Path], T]) -> T:
 
 
 def _best(folder: Path, flag: str) -> Path:
-    what, cure = f"{flag} = {folder / BEST}", f"Name {folder} for the newest, or a checkpoint in it."
+    what, instead = f"{flag} = {folder / BEST}", f"Name {folder} for the newest checkpoint, or one that is in it."
     try:
         checkpoint = CheckpointStore(folder).path(int((folder / BEST_TRACKER).read_text(encoding="ascii")))
     except (OSError, ValueError):
-        raise CheckpointError(f"{what}: its run has kept no best checkpoint (--keep-best). {cure}") from None
+        raise CheckpointError(
+            f"{what} does not exist, as its run kept no best checkpoint (--keep-best). {instead}"
+        ) from None
     if not checkpoint.is_dir():
-        raise CheckpointError(f"{what} is {checkpoint.name} by its {BEST_TRACKER}, which is not there. {cure}")
+        raise CheckpointError(f"{what} is {checkpoint.name} by {BEST_TRACKER}, but that is gone. {instead}")
     return checkpoint
 
 
@@ -393,8 +396,8 @@ def write_error(problem: BaseException, folder: Path) -> CheckpointError:
     except OSError:  # the folder is gone
         free = ""
     return CheckpointError(
-        f"--save: the last checkpoint could not be written: {_root_cause(problem)}{free}. Free space on the disk, or "
-        "restore the folder; checkpoints before it are still good."
+        f"The last checkpoint of --save could not be written: {_root_cause(problem)}{free}. Free space on the disk, or "
+        "restore the folder. The checkpoints before it are still good."
     )
 
 
@@ -406,8 +409,8 @@ def missing_optimizer_error(path: Path) -> CheckpointError:
 def read_error(problem: BaseException, path: Path) -> CheckpointError:
     """Return the error that says why the checkpoint ``path`` could not be read."""
     return CheckpointError(
-        f"the checkpoint {path} cannot be read: {_root_cause(problem)}. Restore it from a copy, or move it away to "
-        "use the checkpoint before it."
+        f"The checkpoint {path} cannot be read: {_root_cause(problem)}. Restore it from a copy, or move it away to use "
+        "the checkpoint before it."
     )
 
 
@@ -427,4 +430,4 @@ def _root_cause(error: BaseException) -> str:
         deeper = deeper.__cause__ or deeper.__context__
     if _TRUNCATED_MESSAGE in str(first):  # from another rank, without the operating system's error
         return "a file on the disk is shorter than what was written to it, as if the disk were full"
-    return f"{type(first).__name__}: {first}".splitlines()[0]
+    return f"{type(first).__name__}: {first}".splitlines()[0].rstrip(".")

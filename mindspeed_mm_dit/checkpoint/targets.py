@@ -45,8 +45,8 @@ def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes
 def check_trees(state: State, expected: dict[str, Shapes], what: str, kind: str) -> None:
     """Raise CheckpointError unless each tree has exactly the ``expected`` tensors, those of one ``kind`` of network."""
     for tree, arrays in state.trees.items():
-        reason = f"the tensors of {tree!r} are not those of one {kind} network"
-        check_names(expected[tree], shapes_of(arrays), what, reason, "copy or download it again")
+        problem = f"has tensors of {tree!r} that are not those of one {kind} network"
+        check_names(expected[tree], shapes_of(arrays), what, problem, "Copy or download it again.")
 
 
 def storable_part(state: State, storage: StorageSupport, weights: str | None) -> tuple[State, list[str]]:
@@ -55,7 +55,7 @@ def storable_part(state: State, storage: StorageSupport, weights: str | None) ->
     if storage is StorageSupport.TRAINING:
         return _for_training(state, weights)
     if weights is not None and weights not in trees:
-        raise ConfigError(f"--weights = {weights}: SOURCE holds only {', '.join(trees)}.")
+        raise ConfigError(f"--weights = {weights} is not in SOURCE, which holds only {', '.join(trees)}.")
     if storage is StorageSupport.ONE_TREE or weights is not None:
         chosen = weights or ("ema" if "ema" in trees else "model")
         stored = {chosen: trees[chosen]}
@@ -75,9 +75,11 @@ def _for_training(state: State, weights: str | None) -> tuple[State, list[str]]:
     """Return ``state`` with what --load needs, both sets of weights, and a note for each difference."""
     trees, notes = dict(state.trees), []
     if state.is_autoencoder:
-        raise CheckpointError("SOURCE is an autoencoder: no run trains it. Convert to a file or to diffusers.")
+        raise CheckpointError("SOURCE is an autoencoder, which no run trains. Convert it to a file or to diffusers.")
     if weights is not None:
-        raise ConfigError(f"--weights = {weights}: a checkpoint folder holds both. Leave the flag out.")
+        raise ConfigError(
+            f"--weights = {weights} is for one set of weights, but a checkpoint folder holds both. Leave it out."
+        )
     for name, other in (("ema", "model"), ("model", "ema")):
         if name not in trees:
             trees[name] = trees[other]
@@ -122,7 +124,7 @@ def check_target(
         raise CheckpointError(f"TARGET = {target} exists. Choose another path, or add --overwrite.")
     is_checkpoint = CheckpointStore(target).iterations() or any(known.fits(target) for known in FORMATS.values())
     if target.is_dir() and not is_checkpoint and not is_ours(target):
-        raise CheckpointError(f"TARGET = {target} is a folder and no checkpoint. Choose another path.")
+        raise CheckpointError(f"TARGET = {target} is a folder, but not a checkpoint. Choose another path.")
 
 
 def write_atomically(target: Path, make: Callable[[Path], object], is_folder: bool) -> None:
@@ -141,7 +143,8 @@ def write_atomically(target: Path, make: Callable[[Path], object], is_folder: bo
     except OSError as error:
         free = shutil.disk_usage(target.parent).free / 2**30
         raise CheckpointError(
-            f"TARGET = {target} cannot be written: {error} ({free:.2f} GiB are free on that disk)."
+            f"TARGET = {target} cannot be written: {error} ({free:.2f} GiB are free on that disk). Free some space, or "
+            "choose another path."
         ) from error
     finally:
         _remove(aside)

@@ -241,7 +241,7 @@ def find_damage(path: Path, rank: int = 0, world_size: int = 1) -> str | None:
     """
     if (path / "state.ckpt").is_file():
         raise CheckpointError(
-            f"--load = {path.parent} was written by MindSpore. Convert it: mm-dit convert {path} NEW_FOLDER --to "
+            f"--load = {path.parent} was written by MindSpore. Convert it with mm-dit convert {path} NEW_FOLDER --to "
             "pytorch."
         )
     return _problem_by_index(path) or checksums.find_damage(path, rank, world_size)

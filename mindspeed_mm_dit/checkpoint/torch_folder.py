@@ -31,12 +31,12 @@ from torch.futures import Future
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.checksums import Checksum, ChecksumFile
-from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
+from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded, error_text
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import check_pickle, check_torch_load
 
 INDEX = ".metadata"
-_CURE = "Do not use this checkpoint, or ask whoever made it for a .safetensors file."
+_ADVICE = "Do not use this checkpoint, or ask whoever made it for a .safetensors file."
 _CLASSES = (
     *(metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata, metadata.ChunkStorageMetadata),
     *(metadata.MetadataIndex, metadata.StorageMeta, metadata.TensorProperties, metadata._MEM_FORMAT_ENCODING),
@@ -62,7 +62,7 @@ def read_metadata(path: Path) -> metadata.Metadata:
         raise pickle.UnpicklingError(f"it holds a {type(index).__name__}")
     for entry in (index.storage_data or {}).values():
         if Path(entry.relative_path).name != entry.relative_path:
-            raise CheckpointError(f"{path / INDEX} names {entry.relative_path}, a file outside its folder. {_CURE}")
+            raise CheckpointError(f"{path / INDEX} names {entry.relative_path}, a file outside its folder. {_ADVICE}")
     _check_sizes(path, index)
     return index
 
@@ -79,7 +79,7 @@ def _check_sizes(path: Path, index: metadata.Metadata) -> None:
     try:
         check_unfolded(sum(file.stat().st_size for file in files), claimed_bytes)
     except UnusableFile as problem:
-        raise CheckpointError(f"{path}: {problem}. {_CURE}") from None
+        raise CheckpointError(f"{path} {problem}. {_ADVICE}") from None
 
 
 class _IndexUnpickler(pickle.Unpickler):
@@ -123,7 +123,9 @@ def _member(cls: Any, name: str) -> enum.Enum:
 
 
 def _refused(what: str, name: str) -> CheckpointError:
-    return CheckpointError(f"{what}: its pickle asks for {name}, which could run code and is not loaded. {_CURE}")
+    return CheckpointError(
+        f"{what} has a pickle that asks for {name}, which could run code and is not loaded. {_ADVICE}"
+    )
 
 
 def read_number(path: Path, name: str) -> float:
@@ -134,11 +136,11 @@ def read_number(path: Path, name: str) -> float:
     """
     for entry, file, content in _byte_entries(path):
         if entry == name:
-            number = _load_harmless(f"{path / file}: {name}", content)
+            number = _load_harmless(f"{name} in {path / file}", content)
             if isinstance(number, int | float):
                 return number
-            raise CheckpointError(f"{path / file}: {name} is a {type(number).__name__}, not a number. {_CURE}")
-    raise CheckpointError(f"{path}: {name} is missing. {_CURE}")
+            raise CheckpointError(f"{name} in {path / file} is a {type(number).__name__}, not a number. {_ADVICE}")
+    raise CheckpointError(f"{path} lacks {name}. {_ADVICE}")
 
 
 class _Slice(io.RawIOBase):
@@ -177,8 +179,8 @@ class SafeReader(dcp.FileSystemReader):
                     check_torch_load(cast(BinaryIO, _Slice(file, entry.offset, entry.length)))
                 except Exception as problem:  # (a damaged file raises anything)
                     raise CheckpointError(
-                        f"{Path(self.path) / entry.relative_path}: {item.storage_index.fqn} is not loaded: "
-                        f"{problem}. {_CURE}"
+                        f"{item.storage_index.fqn} in {Path(self.path) / entry.relative_path} is not loaded: "
+                        f"{error_text(problem)}. {_ADVICE}"
                     ) from None
         return super().read_data(plan, planner)
 
@@ -195,7 +197,7 @@ class TensorsOnly(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Refuse the entry."""
         name = read_item.dest_index.fqn
-        raise CheckpointError(f"{name} is a pickled object where a tensor belongs, and is not loaded. {_CURE}")
+        raise CheckpointError(f"{name} is a pickled object where a tensor belongs, and is not loaded. {_ADVICE}")
 
 
 def check_pickles(folder: Path, known: Iterable[str]) -> None:
@@ -211,7 +213,7 @@ def check_pickles(folder: Path, known: Iterable[str]) -> None:
     with torch.serialization.safe_globals([(_member, _MEMBER), *classes]):
         for index in sorted(folder.rglob(INDEX)):
             for name, file, content in _byte_entries(index.parent):
-                _load_harmless(f"{index.parent / file}: {name}", content)
+                _load_harmless(f"{name} in {index.parent / file}", content)
         for path in sorted(folder.rglob("*.pt")):
             _load_harmless(str(path), path)
 
@@ -236,7 +238,7 @@ def _load_harmless(what: str, content: Path | io.BytesIO) -> Any:
         named = re.search(r"GLOBAL (\S+)", str(error))
         if named is not None:
             raise _refused(what, named[1]) from None
-        raise CheckpointError(f"{what} is not loaded: {str(error).splitlines()[0]}. {_CURE}") from None
+        raise CheckpointError(f"{what} is not loaded: {error_text(error).splitlines()[0]}. {_ADVICE}") from None
 
 
 def _imported(name: str) -> Any:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         power_ema.gamma_of_std(args.std)
     except ValueError as error:
-        raise ConfigError(f"--std = {args.std:g}: {error}.") from None
+        raise ConfigError(f"--std = {args.std:g} {error}.") from None
 
     result = write_power_ema(
         args.checkpoint,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.configs.arguments import Parser
+from mindspeed_mm_dit.configs.files import error_text
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, nearest
 from mindspeed_mm_dit.framework.exits import raise_outside_imports
 from mindspeed_mm_dit.terminal import echo, open_streams, print_nowhere
@@ -31,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_nowhere(sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:  # a full disk, a file that went away: whatever could be checked earlier was
-        echo(PlatformError(f"{error.filename or 'a file'}: {error.strerror or str(error)}.").formatted, file=sys.stderr)
+        failure = PlatformError(f"{error.filename or 'A file'} cannot be used: {error_text(error)}.")
+        echo(failure.formatted, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         echo("interrupted", file=sys.__stderr__)  # (torch swaps sys.stderr while it is imported)
@@ -57,7 +59,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     chosen = argv[0] if argv else None
     if chosen and chosen not in COMMANDS and not chosen.startswith("-"):
-        raise ConfigError(f"mm-dit {chosen[:100]}: unknown command. {nearest(chosen, COMMANDS)}mm-dit lists them all.")
+        hint = nearest(chosen, COMMANDS)
+        raise ConfigError(f"mm-dit {chosen[:100]} is not a command. {hint}mm-dit --help lists all commands.")
     command_parser = parser
     if chosen is not None and chosen in COMMANDS:
         command_parser = _add_command(commands, chosen)

@@ -97,8 +97,8 @@ def add_sampling_flags(parser: argparse.ArgumentParser, *names: str, cfg_scale: 
             )
         except argparse.ArgumentError:
             raise ConfigError(
-                f"option {field.name!r} of the sampler {sampler_names[0]!r}: {flag_of(field.name)} is a flag of this "
-                "command already. Give the field another name."
+                f"The sampler {sampler_names[0]!r} has an option {field.name!r}, but {flag_of(field.name)} is a flag "
+                "of this command already. Give the field another name."
             ) from None
 
 
@@ -146,9 +146,8 @@ def run(args: argparse.Namespace) -> int:
         check_launched(os.environ, args.ai_framework)
         activate(args.ai_framework)
         from mindspeed_mm_dit.framework import runtime
-        from mindspeed_mm_dit.sampling.generate import generate_on_ranks
+        from mindspeed_mm_dit.sampling.generate import generate_on_ranks, plan_samples
         from mindspeed_mm_dit.sampling.load import Experts, describe, load_model
-        from mindspeed_mm_dit.sampling.plan import plan_samples
 
         described = describe(ModelRequest.from_flags(args))
         output = Output(args.output, FPS if args.fps is None else args.fps)
@@ -156,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         config, request, conditions = plan
         titles = conditions.titles(described.classes)
         if args.fps is not None and len(config.sample_size) == 2:
-            raise ConfigError(f"--fps = {args.fps}: this model generates images, not videos. Leave it out.")
+            raise ConfigError(f"--fps = {args.fps} is for videos, but this model generates images. Leave it out.")
         output.check(titles, config.sample_size)
         if request.guidance > DEFAULT_CFG_SCALE:
             echo(f"note: --cfg-scale {request.guidance:g} oversaturates samples; 1 to 10 are usual", file=sys.stderr)

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_mm_dit.configs.files import lines_of
-from mindspeed_mm_dit.configs.flag import AddFlags, rows_of
+from mindspeed_mm_dit.configs.flag import AddFlags, did_you_mean, rows_of, synonym
 from mindspeed_mm_dit.configs.limits import FLOAT32, MAX_SAMPLES, check_path, shorten_repr
 from mindspeed_mm_dit.configs.run import HOST_ONLY, MEGATRON, DiTArgs, RunConfig, rows
 from mindspeed_mm_dit.configs.strict import read_text
-from mindspeed_mm_dit.configs.synonyms import did_you_mean, synonym
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
@@ -44,7 +43,7 @@ def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
         try:
             words += _Words(_CONTINUED.sub(r"\1", line))
         except ValueError as error:  # "No closing quotation", "No escaped character"
-            raise ConfigError(f"{path}, line {number}: {error}: {line.strip()}.") from None
+            raise ConfigError(f"{path}, line {number} has {str(error).lower()}: {line.strip()}") from None
     return words
 
 
@@ -86,7 +85,7 @@ def alone(flag: str, missing: Sequence[str]) -> ConfigError:
 def check_tool(what: str, path: str | None) -> None:
     """Raise ConfigError if the tools.json ``path`` does not exist; ``what`` is the setting that named it."""
     if path and not os.path.isfile(path):
-        raise ConfigError(f"{what} = {path}: there is no such file. Name MindSpeed-MM's tools.json, or drop it.")
+        raise ConfigError(f"{what} = {path} is not a file. Name MindSpeed-MM's tools.json, or drop it.")
 
 
 def without_effect(args: RunConfig, framework: str, device: str) -> list[str]:
@@ -141,8 +140,9 @@ class Parser(argparse.ArgumentParser):
                 flag.startswith(word.partition("=")[0]) for flag in known)])  # fmt: skip
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
         match = re.fullmatch(r"argument (-\S+): (.*)", short, re.S)  # (also of a flag in train.args)
-        what, reason = match.groups() if match else ("command line", short)
-        raise ConfigError(f"{what}: {reason}. {self.help_command} explains every flag.")
+        where, problem = match.groups() if match else ("command line", short)
+        colon = "" if problem.startswith("must ") else ":"
+        raise ConfigError(f"{where}{colon} {problem}. {self.help_command} explains every flag.")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""
@@ -153,7 +153,7 @@ class Parser(argparse.ArgumentParser):
             if typed and flag in self._option_string_actions and typed[0] not in (flag, f"{flag}="):
                 odd = ", ".join(unicodedata.name(letter, "") for letter in dict.fromkeys(word) if not letter.isascii())
                 raise ConfigError(
-                    f"command line: {shorten_repr(word)} has the wrong dashes or spaces: {odd or word}. Write "
+                    f"{shorten_repr(word)} on the command line has the wrong dashes or spaces ({odd or word}). Write "
                     f"{flag}, and an ordinary space after it."
                 )
         return super().parse_known_args(args, namespace)
@@ -163,9 +163,8 @@ class Parser(argparse.ArgumentParser):
         args, unknown = self.parse_known_args(list(argv))
         if unknown and (flag := unknown[0].partition("=")[0]) in HOST_ONLY:
             raise ConfigError(
-                f"{flag}: a flag of MindSpeed-MM, which the standalone host does not know. "
-                f"{synonym(flag, self._option_string_actions)}drop it, or train in MindSpeed-MM "
-                "(docs/mindspeed_mm.md)."
+                f"{flag} is a flag of MindSpeed-MM, which the standalone host does not know. "
+                f"{synonym(flag, self._option_string_actions)}Drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)."
             )
         self.refuse(unknown)
         return args
@@ -176,13 +175,16 @@ class Parser(argparse.ArgumentParser):
             return
         flags = [word.partition("=")[0] for word in unknown if re.match("--?[a-zA-Z]", word)]
         names = list(dict.fromkeys(flags)) or unknown[:1]
-        reason = f"unknown flag{'s' * (len(names) > 1)}" if flags else "is neither a flag nor the value of one"
+        if not flags:
+            problem = "is neither a flag nor the value of one"
+        else:
+            problem = "is an unknown flag" if len(names) == 1 else "are unknown flags"
         suggestions = {name: did_you_mean(name, self._option_string_actions) for name in names}
-        cure = "".join(f"{name}: {text}" if len(names) > 1 else text for name, text in suggestions.items() if text)
+        hint = "".join(f"{name}: {text}" if len(names) > 1 else text for name, text in suggestions.items() if text)
         positionals = [action for action in self._actions if not action.option_strings]
         if any(action.nargs == argparse.REMAINDER for action in positionals):
-            cure = f"flags come last: {' '.join([self.prog, *(str(action.metavar) for action in positionals)])}; "
-        raise ConfigError(f"{', '.join(names)[:100]}: {reason}. {cure}{self.help_command} lists every flag.")
+            hint = f"Flags come last: {' '.join([self.prog, *(str(action.metavar) for action in positionals)])}. "
+        raise ConfigError(f"{', '.join(names)[:100]} {problem}. {hint}{self.help_command} lists every flag.")
 
 
 def build_parser() -> Parser:
@@ -235,7 +237,6 @@ def checked(args: RunConfig, world_size: int) -> RunConfig:
     """
     check_flag_dependencies(args)
     args = _with_batches(args, world_size)
-    _check_length(args)
     _check_schedule(args)
     check_flags(args.optimizer, args.parts)
     if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
@@ -269,16 +270,9 @@ def _with_batches(args: RunConfig, world_size: int) -> RunConfig:
     return args
 
 
-def _check_length(args: RunConfig) -> None:
-    _check(
-        args,
-        "train_iters",
-        args.train_iters * args.global_batch_size < MAX_SAMPLES,
-        f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)",
-    )
-
-
 def _check_schedule(args: RunConfig) -> None:
+    samples = f"times --global-batch-size {args.global_batch_size} is more samples than a run can count (2**62)"
+    _check(args, "train_iters", args.train_iters * args.global_batch_size < MAX_SAMPLES, samples)
     _check(args, "min_lr", 0 <= args.min_lr <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     _check(args, "lr_warmup_init", 0 <= args.lr_warmup_init <= args.lr, f"must lie between 0 and --lr ({args.lr})")
     for name in ("weight_decay", "clip_grad"):
@@ -291,10 +285,10 @@ def _check_schedule(args: RunConfig) -> None:
             "lr_warmup_iters",
             args.lr_warmup_iters < decay_iters,
             f"must be smaller than the steps of decay ({decay_iters})",
-            f"set --lr-warmup-iters below {decay_iters}, raise {decay_flag}, or use --lr-decay-style constant",
+            f"Set --lr-warmup-iters below {decay_iters}, raise {decay_flag}, or use --lr-decay-style constant.",
         )
 
 
-def _check(args: RunConfig, name: str, good: bool, reason: str, cure: str = "") -> None:
+def _check(args: RunConfig, name: str, good: bool, problem: str, hint: str = "") -> None:
     if not good:
-        raise ConfigError(f"{flag_of(name)} = {getattr(args, name)}: {reason}. {cure}")
+        raise ConfigError(f"{flag_of(name)} = {getattr(args, name)} {problem}. {hint}")

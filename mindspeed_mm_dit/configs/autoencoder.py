@@ -164,9 +164,10 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
             return settings
         for key, expected in cls.settings_from_config(config_file(path), where).items():
             if not _agree(settings.setdefault(key, expected), expected):
+                shown = list(expected) if isinstance(expected, tuple) else expected
                 raise ConfigError(
                     f"{where}.{key} = {shorten_repr(settings[key])} contradicts the autoencoder, whose "
-                    f'{config_file(path)} makes it {expected}. Write "{key}": {expected}, or leave the key out.'
+                    f'{config_file(path)} makes it {shown}. Write "{key}": {shown}, or leave the key out.'
                 )
         return settings
 
@@ -190,10 +191,9 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         """
         path = Path(self.from_pretrained)
         if not path.exists():
-            command = fetch_command(path) or f"put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get)"
+            put = f"Put a diffusers {self.diffusers_class}{self.such_as} there (mm-dit get), or correct the path."
             raise CheckpointError(
-                f"ae.from_pretrained = {path}: no such file or folder; nothing is downloaded. {command}, or correct "
-                "the path."
+                f"ae.from_pretrained = {path} does not exist, and nothing is downloaded. {fetch_command(path) or put}"
             )
         if path.is_dir():
             check_names_no_code("ae.from_pretrained", path)
@@ -201,20 +201,20 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         try:
             file = weight_file_in(path, WEIGHT_FILES).path if path.is_dir() else path
         except UnusableFile as problem:
-            raise CheckpointError(f"ae.from_pretrained = {path}: {problem}.") from None
+            raise CheckpointError(f"ae.from_pretrained = {path} {problem}.") from None
         if file.suffix == ".safetensors":
             self._check_weights(file)
         return file
 
     def _check_weights(self, file: Path) -> None:
-        what = f"ae.from_pretrained = {file}"
         try:
             names = read_safetensors_header(file).tensors
         except UnusableFile as problem:
-            raise CheckpointError(f"{what}: {problem}. Copy or download the file again.") from None
+            raise CheckpointError(f"ae.from_pretrained = {file} {problem}. Copy or download the file again.") from None
         if not any(name.endswith(self.weight_name) for name in names):
             raise CheckpointError(
-                f"{what} holds no {self.diffusers_class}: it has no weight {self.weight_name}. Name one{self.such_as}."
+                f"ae.from_pretrained = {file} holds no {self.diffusers_class}: it has no weight {self.weight_name}. "
+                f"Name one{self.such_as}."
             )
 
 
@@ -288,7 +288,7 @@ class PixelConfig(AutoencoderConfig):
 
     def __post_init__(self) -> None:
         if self.channels not in (1, 3):
-            raise self.error("channels", ": images are grey (1) or RGB (3).")
+            raise self.error("channels", "must be 1 for grey images, or 3 for RGB.")
 
     @property
     def latent_channels(self) -> int:  # type: ignore[override]
@@ -419,8 +419,8 @@ class WanVAEConfig(PretrainedAutoencoderConfig):
         if left := (frames - 1) % self.temporal_factor:
             each = self.temporal_factor
             raise ConfigError(
-                f"dataset_param.num_frames = {frames}: the autoencoder encodes one frame, then {each} at a time, and "
-                f"would drop the last {left}. Use {frames - left} or {frames - left + each}."
+                f"dataset_param.num_frames = {frames} does not fit the autoencoder, which encodes one frame, then "
+                f"{each} at a time, and would drop the last {left}. Use {frames - left} or {frames - left + each}."
             )
         f = (frames - 1) // self.temporal_factor + 1
         return self.latent_channels, f, *divided(size, self.spatial_factor)
@@ -514,7 +514,7 @@ class ImageAutoencoderConfig(PretrainedAutoencoderConfig):
     """Latents are multiplied by this before diffusion, to have about unit variance."""
     latent_channels: Positive = 4
     downsample_factor: Positive = 8
-    shift_factor: Annotated[float, Between(-1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0")] = 0.0
+    shift_factor: Annotated[float, Between(-1e6, 1e6, "FLUX has 0.1159, Stable Diffusion 0.")] = 0.0
     """Subtracted from the latents before they are multiplied, as in SD3 and FLUX."""
     dtype: Literal["fp32", "bf16"] = "fp32"
 
@@ -560,7 +560,7 @@ class AutoencoderKLConfig(ImageAutoencoderConfig):
         super().__post_init__()
         check_statistics(self.latents_mean, self.latents_std, self.latent_channels)
         if self.latents_mean and self.shift_factor:
-            raise ConfigError("ae.latents_mean, shift_factor: both would be subtracted. Keep one of the two.")
+            raise ConfigError("ae.latents_mean and ae.shift_factor would both be subtracted. Keep one of the two.")
 
     @property
     def samples_posterior(self) -> bool:
@@ -673,7 +673,7 @@ class Flux2VAEConfig(PretrainedAutoencoderConfig):
         try:
             mean, variance = (read_floats(file, f"bn.running_{name}") for name in ("mean", "var"))
         except UnusableFile as problem:
-            raise CheckpointError(f"ae.from_pretrained = {file}: {problem}. Copy or download the file again.") from None
+            raise CheckpointError(f"ae.from_pretrained = {file} {problem}. Copy or download the file again.") from None
         std = np.sqrt(variance + np.float32(facts.batch_norm_eps))
         check_statistics(mean.tolist(), std.tolist(), self.latent_channels)
         return LatentScale(shift=tuple(mean.tolist()), std=tuple(std.tolist()))

@@ -136,16 +136,16 @@ class TextCondition(FloatCondition):
             if width != expected:
                 kind, has, are = ("pooled vector", "has", "is") if "pooled" in setting else ("states", "have", "are")
                 problem = f"{has} width {width}" if width else f"{are} not available"
-                cure = f"Write {width}." if width else "Use a text encoder that pools, such as clip or bert."
+                hint = f"Write {width}." if width else "Use a text encoder that pools, such as clip or bert."
                 raise ConfigError(
-                    f"predictor.{setting} = {expected}: the text encoder's {kind} {problem} (by its config.json). "
-                    f"{cure}"
+                    f"predictor.{setting} = {expected} does not fit the text encoder, whose {kind} {problem} (by its "
+                    f"config.json). {hint}"
                 )
 
     def unconditional(self, count: int) -> Arrays:
         """Raise ConfigError: only a text encoder can compute it."""
         raise ConfigError(
-            f"predictor: its {self.name} has an unconditional value that only a text encoder can compute."
+            f"The unconditional value of the predictor's {self.name} can only be computed by a text encoder."
         )
 
 
@@ -323,9 +323,7 @@ class Conditions(tuple[Condition, ...]):
         names = [name for condition in conditions for name in condition.names]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ConfigError(
-                f"predictor: the condition {twice[0]!r} is the name of two conditions. Give each its own name."
-            )
+            raise ConfigError(f"Two conditions of the predictor have the name {twice[0]!r}. Give each its own name.")
         return super().__new__(cls, conditions)
 
     def __getnewargs__(self) -> tuple[Condition, ...]:
@@ -452,8 +450,8 @@ class JoinedText(TextCondition):
         first, second = (encoders[number].max_length for number in POOLING)
         if first != second:
             raise ConfigError(
-                f"text_encoder[1].max_length = {second} must be {first}, that of the first: their states are "
-                "concatenated."
+                f"text_encoder[1].max_length = {second} must be {first}, that of the first encoder, because their "
+                "states are concatenated."
             )
 
     @property

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from mindspeed_mm_dit.configs.limits import Between, Fraction, Section, shorten_repr
 from mindspeed_mm_dit.configs.source import Shape, SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, not_known
 from mindspeed_mm_dit.registry import Configs
 
 SOURCE_CONFIGS = Configs("data_source")
@@ -35,24 +35,30 @@ class MixedParam(SourceParam):
 
     def __post_init__(self) -> None:
         if len(self.sources) < 2 or len(self.weights) != len(self.sources):
-            reason = f"has {len(self.weights)} numbers for {len(self.sources)} sources"
-            raise self.error("weights", f"{reason}. List two or more sources, and a weight for each.")
+            raise self.error(
+                "weights",
+                f"has {len(self.weights)} numbers for {len(self.sources)} sources. List two or more sources, and a "
+                "weight for each.",
+            )
         super().__post_init__()
         for number, source in enumerate(self.sources):
-            what = f"dataset_param.sources[{number}]"
+            where = f"dataset_param.sources[{number}]"
             if source.cache is not None or isinstance(source, MixedParam):
-                cure = "List data sets of files: a mix is encoded during training."
-                raise ConfigError(f"{what} is a cache or a mix itself. {cure}")
+                raise ConfigError(
+                    f"{where} is a cache or a mix itself. List data sets of files: a mix is encoded during training."
+                )
             if source.valid_fraction:
-                cure = "Set dataset_param.valid_fraction."
-                raise ConfigError(f"{what}.valid_fraction applies to one source only. {cure}")
+                raise ConfigError(
+                    f"{where}.valid_fraction would hold out samples of one source only. Set "
+                    "dataset_param.valid_fraction."
+                )
         for key in ("bucket_group", "caption_dropout_prob"):
             values = [getattr(source, key) for source in self.sources]
             if len(set(values)) > 1:
-                reason = (
-                    "must be equal: the samples of all sources are grouped, and lose their captions, in the same way"
+                raise ConfigError(
+                    f"dataset_param.sources: {key} = {values} must be the same for all sources, whose samples are "
+                    "grouped, and lose their captions, in the same way. Write one number."
                 )
-                raise ConfigError(f"dataset_param.sources: {key} = {values} {reason}. Write one number.")
 
     @property
     def items(self) -> tuple[str, ...]:
@@ -112,7 +118,7 @@ class DataloaderParam(Section):
 
     shuffle: bool = True
     """Reshuffle every epoch, from --seed; false keeps the order of the data set."""
-    prefetch_batches: Annotated[int, Between(1, 1024, "the examples have 4 and 8")] = 4
+    prefetch_batches: Annotated[int, Between(1, 1024, "The examples have 4 and 8.")] = 4
     """Micro-batches that the threads of --num-workers prepare ahead, 1 to 1024; at least one a thread."""
 
     section = "dataloader_param"
@@ -147,8 +153,5 @@ def _samples(section: Any, where: str) -> SourceParam:
         return from_mapping(MixedParam, {**section, "sources": sources}, where)
     kind = section.get("dataset_type", "image_folder") if isinstance(section, dict) else "image_folder"
     if not isinstance(kind, str) or kind not in SOURCE_CONFIGS:
-        raise ConfigError(
-            f"{where}.dataset_type = {shorten_repr(kind)}: unknown kind of data set. "
-            f"{nearest(str(kind), SOURCE_CONFIGS)}Known: {', '.join(SOURCE_CONFIGS)}"
-        )
+        raise not_known(f"{where}.dataset_type = {shorten_repr(kind)}", str(kind), SOURCE_CONFIGS)
     return from_mapping(SOURCE_CONFIGS[kind], section, where)

@@ -28,18 +28,18 @@ _MIN_EPS = 1e-6
 """Smallest distance from the ends of the times; float32 resolves it with some margin."""
 
 # Beyond these bounds float32 rounds all times to the ends, or noise or data is negligible next to the other.
-_ENDS = "all times would be at one end"
+_ENDS = "Beyond that, all times would be at one end."
 LogitMean = Annotated[float, Between(-20.0, 20.0, _ENDS)]
 LogitStd = Annotated[float, Between(1e-6, 20.0, _ENDS)]
 Shift = Annotated[float, Between(1e-4, 1e4, _ENDS)]
-_Eps = Annotated[float, Between(0, 0.5, "null is the published value", below=True)]
+_Eps = Annotated[float, Between(0, 0.5, "The published value is null.", below=True)]
 
 
 @dataclass(frozen=True)
 class GaussianDiffusionConfig(Section):
     """Section ``diffusion`` with ``model_id`` "gaussian_diffusion"."""
 
-    num_train_timesteps: Annotated[int, Between(2, MAX_TIMESTEPS, "the published DiT has 1000")] = 1000
+    num_train_timesteps: Annotated[int, Between(2, MAX_TIMESTEPS, "The published DiT has 1000.")] = 1000
     """Number T of diffusion steps that the network is trained on, 2 to 1,000,000; more than 20 with "linear"."""
     noise_schedule: Literal["linear", "squaredcos_cap_v2"] = "linear"
     """Noise schedule: linear betas (Ho et al. 2020) or squared cosine (Nichol & Dhariwal 2021)."""
@@ -58,8 +58,8 @@ class GaussianDiffusionConfig(Section):
         if self.noise_schedule == "linear" and (steps := self.num_train_timesteps) <= 20:
             raise self.error(
                 "num_train_timesteps",
-                f": the linear schedule would end at beta = 20 / {steps}, which must be below 1. Use more than 20, "
-                "or noise_schedule squaredcos_cap_v2.",
+                f"is too few for the linear schedule, which would end at beta = 20 / {steps} and must stay below 1. "
+                "Use more than 20, or noise_schedule squaredcos_cap_v2.",
             )
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
@@ -67,11 +67,11 @@ class GaussianDiffusionConfig(Section):
         learned = self.variance_type == "learned_range"
         needed = in_channels * (2 if learned else 1)
         if out_channels != needed:
-            parts = f"{in_channels} for noise" + (" and as many for variances" if learned else "")
+            parts = f" ({in_channels} for noise, and as many for variances)" if learned else ""
             raise self.error(
                 "variance_type",
-                f"does not fit a network of {out_channels} output channels: it needs {needed}, {parts}. "
-                "'learned_range' goes with a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false.",
+                f"needs {needed} output channels{parts}, but the network has {out_channels}. 'learned_range' goes with "
+                "a DiT's learn_sigma true, 'fixed_small' and 'fixed_large' with false.",
             )
 
     @property
@@ -157,7 +157,7 @@ class FlowMatchingConfig(Section):
             if name not in SCHEDULES:
                 raise self.error(
                     "sample_schedule",
-                    f"is not a published table of times. {nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}",
+                    f"is not a published table of times. {nearest(name, SCHEDULES)}Use one of {', '.join(SCHEDULES)}.",
                 )
             if (self.path, self.prediction_type) != ("linear", "velocity"):
                 raise self.error("sample_schedule", "needs path 'linear' and prediction_type 'velocity'. Drop it.")
@@ -174,11 +174,17 @@ class FlowMatchingConfig(Section):
             if self.loss_weight is not None and known is not SIT_WEIGHTS and self.path != "linear":
                 raise self.error("loss_weight", f"needs path 'linear', not {self.path!r}. Set it to null.")
         elif self.loss_weight in SIT_WEIGHTS or not known:
-            reason = f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity"
-            raise self.error("loss_weight", f"{reason}. Set it to null, or predict 'noise' or 'score'.")
+            raise self.error(
+                "loss_weight",
+                f"has no effect on prediction_type {self.prediction_type!r}, whose loss is that of the velocity. Set "
+                "it to null, or predict 'noise' or 'score'.",
+            )
         else:
-            reason = f"is for predicted velocities, but prediction_type is {self.prediction_type!r}"
-            raise self.error("loss_weight", f"{reason}. Use {' or '.join(known)}, or null.")
+            raise self.error(
+                "loss_weight",
+                f"is for predicted velocities, but prediction_type is {self.prediction_type!r}. Use "
+                f"{' or '.join(known)}, or null.",
+            )
 
     def shift_of(self, shape: tuple[int, ...], sampling: bool = False) -> float:
         """Return the time shift for latents of ``shape`` (C, ...); above 1 moves times towards noise."""
@@ -194,15 +200,15 @@ class FlowMatchingConfig(Section):
         infinite_loss = self.loss_weight in (*SIT_WEIGHTS, "sigma_sqrt")
         infinite_loss |= self.path == "vp" and self.prediction_type == "velocity"
         infinite_velocity = self.prediction_type == "noise" or (self.path != "vp" and self.prediction_type == "score")
-        for name, eps, is_infinite, what in (
+        for name, eps, is_infinite, quantity in (
             ("train_eps", train, infinite_loss, "the loss"),
             ("sample_eps", sample, infinite_velocity, "the velocity computed from the network's output"),
         ):
             if is_infinite and eps < _MIN_EPS:
                 raise ConfigError(
-                    f"diffusion.{name} = {eps:g}: {what} is infinite at an end of the times, with path "
+                    f"diffusion.{name} = {eps:g} makes {quantity} infinite at an end of the times, with path "
                     f"{self.path!r}, prediction_type {self.prediction_type!r} and loss_weight {self.loss_weight!r}. "
-                    f"Set it to null, which is as published, or to {_MIN_EPS:g} or more."
+                    f"Set it to null, the published value, or to {_MIN_EPS:g} or more."
                 )
 
     @property
@@ -215,8 +221,8 @@ class FlowMatchingConfig(Section):
         """Raise ConfigError if the network has too few output channels; extra channels are ignored (SiT)."""
         if out_channels < in_channels:
             raise ConfigError(
-                f"predictor: {out_channels} channels of output: flow matching predicts each of the {in_channels} "
-                f"channels of a latent. Give the predictor {in_channels} output channels."
+                f"The predictor has {out_channels} output channels, but flow matching predicts each of the "
+                f"{in_channels} channels of a latent. Give it {in_channels} output channels."
             )
 
     def train_interval(self) -> tuple[float, float]:
@@ -303,24 +309,28 @@ class MeanFlowConfig(Section):
         """Raise ConfigError unless the network outputs a velocity and no variance."""
         if out_channels != in_channels:
             raise ConfigError(
-                f"predictor: {out_channels} channels of output: MeanFlow learns only a velocity for each of the "
-                f"{in_channels} channels of a latent. Set predictor.learn_sigma to false."
+                f"The predictor has {out_channels} output channels, but MeanFlow learns only a velocity for each of "
+                f"the {in_channels} channels of a latent. Set predictor.learn_sigma to false."
             )
 
     def check_predictor(self, predictor: Any) -> None:
         """Raise ConfigError for a network that takes one timestep, or lacks the unconditional class guidance needs."""
         name, conditions = f"predictor {predictor.model_id!r}", predictor.conditions
         if predictor.num_time_inputs != 2:
-            reason = "takes one timestep; MeanFlow needs two, r and t"
-            raise ConfigError(f"{name}: {reason}. Set predictor.h_embedder to true.")
-        if conditions.items != ("label",):
-            reason = f"only supports labels, but {name} is conditioned on {' and '.join(conditions.items)}"
-            raise self.error("model_id", f": {reason}. Use flow_matching.")
-        if self.is_guided and not conditions.has_unconditional:
-            reason = "need the prediction for the unconditional class, which this network does not learn"
             raise ConfigError(
-                f"diffusion.omega = {self.omega}, kappa = {self.kappa}: {reason}. Set predictor.class_dropout_prob "
-                "to 0.1, or omega to 1 and kappa to 0."
+                f"{name} takes one timestep, but MeanFlow needs two, r and t. Set predictor.h_embedder to true."
+            )
+        if conditions.items != ("label",):
+            raise self.error(
+                "model_id",
+                f"supports only labels, but {name} is conditioned on {' and '.join(conditions.items)}. Use "
+                "flow_matching.",
+            )
+        if self.is_guided and not conditions.has_unconditional:
+            raise ConfigError(
+                f"diffusion.omega = {self.omega}, kappa = {self.kappa} need the prediction for the unconditional "
+                "class, which this network does not learn. Set predictor.class_dropout_prob to 0.1, or omega to 1 and "
+                "kappa to 0."
             )
 
 
@@ -366,19 +376,22 @@ class WanFlowConfig(Section):
             )
         low, high = self.window
         if not 0 <= low < high <= 1:
-            reason = f"must be two noise levels 0 <= low < high <= 1, or times up to {self.num_train_timesteps}"
-            raise self.error("timestep_window", f": {reason}. Wan 2.2's experts have [0.875, 1] and [0, 0.875].")
+            raise self.error(
+                "timestep_window",
+                f"must be two noise levels 0 <= low < high <= 1, or times up to {self.num_train_timesteps}. Wan 2.2's "
+                "experts have [0.875, 1] and [0, 0.875].",
+            )
         low, high = self.min_timestep_boundary, self.max_timestep_boundary
         is_range = 0 <= low < high <= 1
         first, end = self.trained_rows if is_range else (0, 0)
         if first < end:
             return
         limits = f"min_timestep_boundary = {low}, max_timestep_boundary = {high}"
-        reason = f"none of {self.num_train_timesteps} timesteps to train on"
+        none = f"none of {self.num_train_timesteps} timesteps to train on"
         if is_range and self.window != (0, 1):
-            raise self.error("timestep_window", f"leaves {reason}, with {limits}. Widen it.")
+            raise self.error("timestep_window", f"leaves {none}, with {limits}. Widen it.")
         raise ConfigError(
-            f"diffusion.{limits}: leave {reason}: must satisfy 0 <= min < max <= 1. Leave both out to train on all."
+            f"diffusion.{limits} leave {none}. They must satisfy 0 <= min < max <= 1. Leave both out to train on all."
         )
 
     @property
@@ -396,8 +409,8 @@ class WanFlowConfig(Section):
         """Raise ConfigError unless the network outputs exactly one velocity per channel of a latent."""
         if out_channels != in_channels:
             raise ConfigError(
-                f"predictor: {out_channels} channels of output: the velocity has the {in_channels} channels of a "
-                f"latent. Give the predictor {in_channels} output channels."
+                f"The predictor has {out_channels} output channels, but the velocity has the {in_channels} channels of "
+                f"a latent. Give it {in_channels} output channels."
             )
 
 

@@ -37,12 +37,7 @@ _JIT_SIZES = {"B": (128, 4), "L": (128, 8), "H": (256, 10)}
 
 def _sizes(name: str, patch_size: int) -> dict[str, int]:
     num_layers, hidden_size, num_heads = _SIZES[name]
-    return {
-        "num_layers": num_layers,
-        "hidden_size": hidden_size,
-        "num_heads": num_heads,
-        "patch_size": patch_size,
-    }
+    return {"num_layers": num_layers, "hidden_size": hidden_size, "num_heads": num_heads, "patch_size": patch_size}
 
 
 DIT = {f"DiT-{size}/{patch}": _sizes(size, patch) for size in ("S", "B", "L", "XL") for patch in (2, 4, 8)}
@@ -156,19 +151,21 @@ class DiTConfig(PredictorConfig):
             raise self.error("num_classes", "must be a positive whole number, unless the network has a text condition.")
         self.check_divides("num_heads", "hidden_size")
         if self.hidden_size % 4:
-            raise self.error("hidden_size", ": 2-D sin-cos positions need a multiple of 4.")
+            raise self.error("hidden_size", "must be a multiple of 4, for the 2-D sin-cos positions.")
         self.check_divides("patch_size", "input_size", ", or another input_size")
         if not 1 <= self.hidden_size * self.mlp_ratio <= MAX_INT64 or self.mlp_hidden_size < 1:
-            reason = (
-                f"gives the MLP's hidden layer no valid width: hidden_size({self.hidden_size}) * mlp_ratio must be "
-            )
             raise self.error(
-                "mlp_ratio", f": {reason}at least 1, and no more than a tensor can have. The published DiT has 4.0."
+                "mlp_ratio",
+                f"gives the MLP's hidden layer no valid width: hidden_size({self.hidden_size}) * mlp_ratio must be at "
+                "least 1, and no more than a tensor can have. The published DiT has 4.0.",
             )
         if self.rope and self.head_dim % 4:
-            reason = "rotates pairs by row and by column, so the width of a head must be a multiple of 4: "
-            width = f"hidden_size({self.hidden_size}) / num_heads({self.num_heads}) = {self.head_dim}"
-            raise self.error("rope", f": {reason}{width}. Use another num_heads.")
+            raise self.error(
+                "rope",
+                "rotates pairs by row and by column, so the width of a head must be a multiple of 4, but "
+                f"hidden_size({self.hidden_size}) / num_heads({self.num_heads}) = {self.head_dim}. Use another "
+                "num_heads.",
+            )
         if self.latent_size is not None:
             self._check_latent_size(self.latent_size)
         self._check_tokens()
@@ -179,20 +176,27 @@ class DiTConfig(PredictorConfig):
             raise self.error("latent_size", "must be two positive whole numbers: height and width.")
         for side in size:
             if side % self.patch_size:
-                reason = f"is not a whole number of patches: {side} % {self.patch_size} = {side % self.patch_size}"
-                raise self.error("latent_size", f"{reason}. Use multiples of {self.patch_size}.")
+                raise self.error(
+                    "latent_size",
+                    f"is not a whole number of patches: {side} % {self.patch_size} = {side % self.patch_size}. Use "
+                    f"multiples of {self.patch_size}.",
+                )
         if self.z_dims and size[0] != size[1]:
-            reason = "is not square, but a teacher's features need square latents"
-            raise self.error("latent_size", f"{reason}. Drop z_dims and teacher.")
+            raise self.error(
+                "latent_size", "is not square, but a teacher's features need square latents. Drop z_dims and teacher."
+            )
 
     def _check_tokens(self) -> None:
         """Raise ConfigError for in-context tokens or projectors that do not fit this network."""
         if self.in_context_len and not self.num_classes:
-            reason = "needs labels, but num_classes is 0"
-            raise self.error("in_context_len", f"{reason}. Drop it: each block attends to the caption already.")
+            raise self.error(
+                "in_context_len",
+                "needs labels, but num_classes is 0. Drop it: each block attends to the caption already.",
+            )
         if self.in_context_start >= self.num_layers:
-            reason = f"is not a block of this network: num_layers is {self.num_layers}, and blocks are counted from 0"
-            raise self.error("in_context_start", f"{reason}.")
+            raise self.error(
+                "in_context_start", f"must be below num_layers = {self.num_layers}, because blocks are counted from 0."
+            )
         if self.in_context_start and not self.in_context_len:
             raise self.error(
                 "in_context_start",
@@ -211,8 +215,8 @@ class DiTConfig(PredictorConfig):
                 "needs the whole sample on one rank. Use 1."
             )
         tokens = {
-            "tokens of an image": self.num_tokens,
-            "tokens of an image and in context": self.num_tokens + self.in_context_len,
+            "the tokens of an image": self.num_tokens,
+            "the tokens of an image and in context": self.num_tokens + self.in_context_len,
         }
         check_shareable(ranks, {"predictor.num_heads": self.num_heads, **tokens})
 

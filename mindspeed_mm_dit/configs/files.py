@@ -96,7 +96,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def not_a_folder_reason(path: Path) -> str:
-    """Return the reason for refusing a path of data.json that is not a folder, with its absolute path."""
+    """Return what is wrong with a path of data.json that is not a folder, with its absolute path."""
     return f"is not a folder: {os.path.abspath(path)} (relative paths start at the working directory)"
 
 
@@ -107,12 +107,12 @@ def suggest_path(path: Path, *known: str) -> str:
 
 
 def fetch_command(path: str | Path) -> str:
-    """Return the command that fetches the published weights whose folder is part of ``path``, or ""."""
+    """Return a sentence with the command that fetches the published weights whose folder ``path`` is in, or ""."""
     published = Registry[Any]("published_weights")
     for name in published:
         folders = {repo.rpartition("/")[2] for repo in published[name].repos.values() if "://" not in repo}
         if folders.intersection(Path(path).parts):
-            return f"mm-dit get {name} fetches it"
+            return f"Fetch it with mm-dit get {name}."
     return ""
 
 
@@ -125,8 +125,8 @@ def lines_of(text: str) -> list[str]:
 
 
 def error_text(error: Exception) -> str:
-    """Return the text of an error, without the error number and file name of system errors."""
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    """Return the text of an error, without its last period, and the error number and file name of system errors."""
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).rstrip(". ")
 
 
 def add_content(digest: Digest, path: str | Path) -> None:
@@ -151,7 +151,7 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
     """Return the SHA-256 over the weights and config files at ``path``, a folder or one file; ``setting`` names it."""
     root = Path(path)
     if not root.exists():
-        raise DataError(f"{setting} = {path}: there is no such file or folder. Correct the path.")
+        raise DataError(f"{setting} = {path} does not exist. Correct the path.")
     suffixes = {".json", ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".model"}
     files = sorted(file for file in root.iterdir() if file.suffix in suffixes) if root.is_dir() else [root]
     stamps = []
@@ -159,7 +159,9 @@ def digest_of_files(path: str, setting: str = "ae.from_pretrained") -> str:
         try:
             stamps.append((str(file.absolute()), check_file(file), os.stat(file).st_mtime_ns))
         except UnusableFile as problem:
-            raise DataError(f"{setting} = {path}: {file} {problem}. Copy the files again.") from None
+            raise DataError(
+                f"{setting} = {path} has a file that cannot be used: {file} {problem}. Copy it again."
+            ) from None
     return _digest_of_all(tuple(stamps))
 
 
@@ -194,13 +196,12 @@ def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
         }
         variants = sorted(name for name in files_by_variant if re.fullmatch(r"\w+", name))
         if len(variants) > 1:
-            raise UnusableFile(
-                f"holds {' and '.join(files_by_variant[name].name for name in variants)}: keep one of them"
-            )
+            found = " and ".join(files_by_variant[name].name for name in variants)
+            raise UnusableFile(f"holds several variants of its weights, {found}, but must hold one")
         if variants:
             return WeightFile(files_by_variant[variants[0]], variants[0])
     expected = ", ".join(name for name in names if not name.endswith(".json"))
-    raise UnusableFile(f"holds none of {expected}: found {list_first_names(folder)}")
+    raise UnusableFile(f"holds none of {expected}, but {list_first_names(folder)}")
 
 
 def check_model_folder(setting: str, folder: Path) -> None:
@@ -208,11 +209,11 @@ def check_model_folder(setting: str, folder: Path) -> None:
     if (folder / "config.json").is_file():
         return
     if is_folder(folder):
-        reason = f"holds no config.json: found {list_first_names(folder)}"
+        problem = f"holds no config.json, but {list_first_names(folder)}"
     else:
-        reason = "is a file, not a folder" if folder.is_file() else "there is no such folder; nothing is downloaded"
-    cure = fetch_command(folder) or "name a local folder with config.json and weights, or correct the path"
-    raise CheckpointError(f"{setting} = {folder}: {reason}. {cure}")
+        problem = "is a file, not a folder" if folder.is_file() else "does not exist, and nothing is downloaded"
+    hint = fetch_command(folder) or "Name a local folder with config.json and weights, or correct the path."
+    raise CheckpointError(f"{setting} = {folder} {problem}. {hint}")
 
 
 def list_first_names(folder: Path) -> str:
@@ -324,8 +325,8 @@ def check_names_no_code(setting: str, folder: Path) -> None:
         for key, value in _pairs(read_any_json(file, setting)):
             if key in _NAMES_CODE and value and value not in _BUILT_IN_ATTENTION:
                 raise ConfigError(
-                    f"{setting} = {file}: {key} = {shorten_repr(value)} names code, which is never run or fetched. "
-                    "Remove the key if the folder works without it, or name another folder."
+                    f"{setting} = {file} has {key} = {shorten_repr(value)}, which names code that is never run or "
+                    "fetched. Remove the key if the folder works without it, or name another folder."
                 )
 
 
@@ -346,9 +347,9 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             text = key.value if isinstance(key.value, str) else shorten_repr(key.value)
             if text in seen or key.tag == "tag:yaml.org,2002:merge":
-                reason = "occurs twice" if text in seen else "is not supported"
+                problem = "occurs twice" if text in seen else "is not supported"
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {shorten_repr(text)} {reason}", key.start_mark
+                    None, None, f"key {shorten_repr(text)} {problem}", key.start_mark
                 )
             seen.add(text)
         return super().construct_mapping(node, deep)
@@ -368,11 +369,11 @@ def read_yaml(path: str | Path, flag: str) -> Any:
     except ConfigError:
         raise
     except yaml.YAMLError as error:
-        raise ConfigError(f"{what} is not YAML: {error}.") from None
+        raise ConfigError(f"{what} is not YAML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{what} is nested too deeply to be a config file.") from None
     except Exception as error:  # (PyYAML lets through whatever an invalid date or number raises)
-        raise ConfigError(f"{what} holds a value that cannot be read: {error}.") from None
+        raise ConfigError(f"{what} holds a value that cannot be read: {error_text(error)}.") from None
 
 
 UNREADABLE: tuple[type[Exception], ...]
@@ -427,8 +428,8 @@ def read_header(file: IO[bytes], size: int) -> Header:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     header = Header(*read(file))
     if header.dtype.hasobject:
-        raise UnusableFile("cannot be read: arrays of Python objects are never loaded")
+        raise UnusableFile("holds Python objects, which are never loaded")
     num_bytes, expected = size - file.tell(), math.prod(header.shape) * header.dtype.itemsize
     if num_bytes != expected:
-        raise UnusableFile(f"holds {num_bytes:,} bytes of data, expected {expected:,}")
+        raise UnusableFile(f"holds {num_bytes:,} bytes of data, but its header describes {expected:,}")
     return header

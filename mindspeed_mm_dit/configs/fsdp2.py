@@ -72,8 +72,8 @@ class Fsdp2Config(Section):
         super().__post_init__()
         if self.expert_parallel_size not in (None, 1) or self.moe_modules:
             raise ConfigError(
-                f"expert_parallel_size = {self.expert_parallel_size}, moe_modules = {self.moe_modules}: a DiT has no "
-                "experts. Drop both keys."
+                f"expert_parallel_size = {self.expert_parallel_size} and moe_modules = {self.moe_modules} are for a "
+                "mixture of experts, and a DiT has no experts. Drop both keys."
             )
 
     @property
@@ -85,10 +85,9 @@ class Fsdp2Config(Section):
         """Return the number of ranks that share one copy of the weights; raises ConfigError if it does not divide."""
         size = world_size if self.sharding_size == "auto" else self.sharding_size or 1
         if world_size % size:
-            product = f"sharding_size({size}) * replicas({world_size // size}) != WORLD_SIZE({world_size})"
             raise ConfigError(
-                f"fsdp2.yaml: sharding_size = {size} does not divide the ranks: {product}. Use null, 'auto' or a "
-                "divisor of the number of ranks."
+                f"fsdp2.yaml: sharding_size = {size} does not divide the {world_size} ranks. Use null, 'auto' or a "
+                "divisor of their number."
             )
         if type(self.reshard_after_forward) is int and size % self.reshard_after_forward:
             raise ConfigError(
@@ -121,8 +120,8 @@ def resolve_paths(paths: Iterable[str], module_names: Iterable[str], setting: st
         expanded = _expand(path, names, where)
         missing = [name for name in expanded if name not in names]
         if missing or not expanded:
-            reason = "matches no module" if len(expanded) < 2 else f"no module {missing[0]!r}"
-            raise ConfigError(f"{where}: {reason}. {_known_modules(missing[0] if missing else path, names)}")
+            problem = "matches no module" if len(expanded) < 2 else f"names {missing[0]!r}, which is not a module"
+            raise ConfigError(f"{where} {problem}. {_known_modules(missing[0] if missing else path, names)}")
         matches.update(dict.fromkeys(expanded))
     return list(matches)
 
@@ -131,7 +130,7 @@ def _expand(path: str, names: list[str], where: str) -> list[str]:
     match = re.fullmatch(r"([^{}]*)\{([^{}]*)\}([^{}]*)", path)
     if match is None:
         if "{" in path or "}" in path:
-            raise ConfigError(f"{where}: at most one pair of braces is supported. Split it into several paths.")
+            raise ConfigError(f"{where} may have at most one pair of braces. Split it into several paths.")
         return [path]
     prefix, inner, suffix = match.groups()
     if inner == "*":
@@ -165,4 +164,5 @@ def _known_modules(path: str, names: list[str]) -> str:
         parent = parent.rpartition(".")[0]
     prefix = f"{parent}." if parent else ""
     children = [n[len(prefix) :] for n in names if n.startswith(prefix) and "." not in n[len(prefix) :]]
-    return f"{nearest(path, names)}Modules of {parent or 'the model'!r} are: {', '.join(children)}"
+    owner = repr(parent) if parent else "the model"
+    return f"{nearest(path, names)}The modules of {owner} are {', '.join(children)}."

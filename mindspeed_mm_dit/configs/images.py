@@ -68,7 +68,7 @@ class DatasetParam(FilesParam):
             raise self.error("single_class", f"contradicts index = {self.index}, which names classes. Drop one.")
         if self.dataset_type != "image_folder" and (self.index or self.single_class or self.source):
             raise self.error(
-                "dataset_type", ": shards contain the class of each image. Drop index, single_class and source."
+                "dataset_type", "has shards with the class of each image. Drop index, single_class and source."
             )
         self.check_buckets(2, "image_size")
 
@@ -76,22 +76,22 @@ class DatasetParam(FilesParam):
         """Raise ConfigError unless each of ``captions`` names something that this kind of data set has."""
         names = self.caption_fields
         endings, parquet = [name.startswith(".") for name in names], self.dataset_type == "parquet"
-        reason, cure = "", 'Write the ending of a file, such as ".txt".'
+        problem = ""
         if self.captions is not None and not all(names or [""]):
-            reason, cure = "names nothing", 'Write a column, or an ending such as ".txt".'
+            problem = 'names nothing. Write a column, or an ending such as ".txt".'
         elif any(name.partition(":")[0] == ".json" and name[5:] in ("", ":") for name in names):
-            reason, cure = "does not name a key of the JSON object", 'Write ".json:caption".'
+            problem = 'does not name a key of the JSON object. Write ".json:caption".'
         elif any("/" in name for name in names if name.startswith(".")):
-            reason, cure = "is a path, not the ending of a file next to the image", 'Write ".txt" or the like.'
+            problem = 'is a path, not the ending of a file next to the image. Write ".txt" or the like.'
         elif any(endings) and not all(endings):
-            reason, cure = "mixes columns with file endings", "Name only columns."
+            problem = "mixes columns with file endings. Name only columns."
         elif any(endings) and parquet:
-            reason, cure = "is a file ending, but Parquet has columns", "Name only columns."
+            problem = "is a file ending, but Parquet has columns. Name only columns."
         elif names and not any(endings) and not self.index and not parquet:
             has = "a tar has" if self.dataset_type == "webdataset" else "a folder without dataset_param.index has"
-            reason = f"names a column, and {has} none"
-        if reason:
-            raise self.error("captions", f": {reason}. {cure}")
+            problem = f'names a column, but {has} none. Write the ending of a file, such as ".txt".'
+        if problem:
+            raise self.error("captions", problem)
 
     @property
     def caption_fields(self) -> tuple[str, ...]:
@@ -141,7 +141,7 @@ class ClipsParam(FilesParam):
     """Height of every clip, in pixels, 1 to 32,768."""
     max_width: Annotated[int, Between(1, MAX_PIXELS)] | None = None
     """Width of every clip, in pixels, 1 to 32,768."""
-    train_fps: Annotated[float, Between(0.01, 1000, "null takes every frame")] | None = None
+    train_fps: Annotated[float, Between(0.01, 1000, "Write null for every frame.")] | None = None
     """Frames per second of every clip, 0.01 to 1000; frames of the video are dropped to reach it. null keeps every
     frame."""
     clip_start: Literal["first", "random"] = "first"
@@ -216,10 +216,7 @@ class ClipsParam(FilesParam):
     def pixel_cache_key(self) -> str:
         """Return frames, size, rate and crop, as text; raises ConfigError for clips with a random start."""
         if self.clip_start != "first":
-            raise self.error(
-                "clip_start",
-                ': clips that start at random frames cannot be cached. Set it to "first", or train without a cache.',
-            )
+            raise self.error("clip_start", 'cannot be cached. Set it to "first", or train without a cache.')
         rate = "all" if self.train_fps is None else f"{self.train_fps:g}"
         least = f" with {self.bucket_group} clips or more" if isinstance(self.buckets, Budget) else ""
         display = "" if self.display == "shown" else f", display {self.display}"

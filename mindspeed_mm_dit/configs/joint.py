@@ -65,7 +65,7 @@ class JointConfig(PredictorConfig):
 
     def _check_latents(self, size: tuple[int, ...], what: str) -> None:
         if len(size) != 2 or min(size) < 1 or any(side % self.patch_size for side in size):
-            raise ConfigError(f"{what}: height and width of latents must be positive multiples of {self.patch_size}.")
+            raise ConfigError(f"{what} must have a height and a width that are multiples of {self.patch_size}.")
 
     def resized(self, shape: Shape) -> JointConfig:
         if len(shape) != 3 or shape[0] != self.in_channels:
@@ -81,7 +81,7 @@ class JointConfig(PredictorConfig):
 
     def check_context_parallel(self, ranks: int) -> None:
         heads = {"predictor.num_attention_heads": self.num_attention_heads}
-        check_shareable(ranks, {**heads, "tokens of an image": self.num_tokens})
+        check_shareable(ranks, {**heads, "the tokens of an image": self.num_tokens})
 
     @property
     def axes_dims_rope(self) -> tuple[int, ...]:
@@ -298,18 +298,22 @@ class SD3Config(JointConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.hidden_size % 4:
-            reason = f"times {self.num_attention_heads} heads must be a multiple of 4, for positions"
-            raise self.error("attention_head_dim", f": {reason}.")
+            raise self.error(
+                "attention_head_dim",
+                f"times {self.num_attention_heads} heads must be a multiple of 4, for the 2-D sin-cos positions.",
+            )
         for number in self.dual_attention_layers:
             if not 0 <= number < self.num_layers:
-                reason = f"names block {number}, but the {self.num_layers} blocks are counted from 0"
-                raise self.error("dual_attention_layers", f": {reason}.")
+                raise self.error(
+                    "dual_attention_layers", f"names block {number}, but blocks are from 0 to {self.num_layers - 1}."
+                )
 
     def _check_latents(self, size: tuple[int, ...], what: str) -> None:
         super()._check_latents(size, what)
         if max(size) > self.patch_size * self.pos_embed_max_size:
-            limit = f"predictor.pos_embed_max_size = {self.pos_embed_max_size}"
-            raise ConfigError(f"{what} exceed {limit} patches on a side.")
+            raise ConfigError(
+                f"{what} must have at most predictor.pos_embed_max_size = {self.pos_embed_max_size} patches on a side."
+            )
 
     def reduced_width(self) -> SD3Config:
         """Return the same network with at most 4 heads and blocks; the same fraction of blocks has dual attention."""

@@ -55,11 +55,14 @@ def shorten_repr(value: Any) -> str:
     return _short_repr.repr(value)
 
 
-def check_between(what: str, value: float, low: float, high: float, cure: str = "") -> None:
-    """Raise ConfigError unless ``low`` <= ``value`` <= ``high``; ``what`` names the setting, as in "ae.channels"."""
+def check_between(what: str, value: float, low: float, high: float, hint: str = "") -> None:
+    """Raise ConfigError unless ``low`` <= ``value`` <= ``high``.
+
+    what: the setting, as in "ae.channels"; hint: a sentence about good values, which ends the message.
+    """
     if not low <= value <= high:
-        reason = f"must be at least {low:,}" if value < low else f"must be a number of at most {high:,}"
-        raise ConfigError(f"{what} = {shorten_repr(value)} {reason}. {cure}")
+        allowed = f"at least {low:,}" if value < low else f"a number of at most {high:,}"
+        raise ConfigError(f"{what} = {shorten_repr(value)} must be {allowed.removesuffix('.0')}. {hint}")
 
 
 def whole_number(what: str, value: Any, low: int, high: int = MAX_INT64) -> int:
@@ -98,19 +101,19 @@ def check_bool(what: str, value: Any) -> bool:
 
 def check_path(what: str, path: str) -> None:
     """Raise ConfigError for a path that is empty or too long; ``what`` names the setting."""
-    reason = ""
+    problem = ""
     try:
         names = os.fsencode(path).split(b"/")
     except UnicodeEncodeError:
         names = [b"\0"]
     if not path.strip():
-        reason = "must not be empty"
+        problem = "must not be empty"
     elif any(b"\0" in name for name in names):
-        reason = "has a character that is not allowed in a path"
+        problem = "has a character that is not allowed in a path"
     elif len(b"/".join(names)) > _PATH_BYTES or any(len(name) > _NAME_BYTES for name in names):
-        reason = "is too long, or has a name that is too long"
-    if reason:
-        raise ConfigError(f"{what} = {shorten_repr(path)}: {reason}. Correct the path.")
+        problem = "is too long, or has a name that is too long"
+    if problem:
+        raise ConfigError(f"{what} = {shorten_repr(path)} {problem}. Correct the path.")
 
 
 def expand_path(what: str, path: Any) -> str:
@@ -124,7 +127,7 @@ def expand_path(what: str, path: Any) -> str:
 
 
 def divisors(number: int) -> str:
-    """Return the divisors of ``number`` up to 64, as text for the cure of an error."""
+    """Return the divisors of ``number`` up to 64, as text for an error."""
     return ", ".join(str(d) for d in range(1, min(number, 64) + 1) if number % d == 0)
 
 
@@ -151,7 +154,8 @@ class Between:
 
     low: float
     high: float = MAX_INT64
-    cure: str = ""
+    hint: str = ""
+    """A sentence about good values, which ends the message."""
     below: bool = False
     """Whether ``high`` itself is excluded."""
 
@@ -160,8 +164,8 @@ class Between:
         if isinstance(value, bool):
             raise ConfigError(f"{what} = {value} must be a number.")
         if self.below and not self.low <= value < self.high:
-            raise ConfigError(f"{what} = {shorten_repr(value)} must lie in [{self.low:g}, {self.high:g}). {self.cure}")
-        check_between(what, value, self.low, self.high, self.cure)
+            raise ConfigError(f"{what} = {shorten_repr(value)} must lie in [{self.low:g}, {self.high:g}). {self.hint}")
+        check_between(what, value, self.low, self.high, self.hint)
 
 
 class ValidPath:
@@ -172,7 +176,7 @@ class ValidPath:
 
 Positive = Annotated[int, Between(1)]
 Count = Annotated[int, Between(0)]
-NumLayers = Annotated[int, Between(1, MAX_LAYERS, "published networks have up to 60")]
+NumLayers = Annotated[int, Between(1, MAX_LAYERS, "Published networks have up to 60.")]
 Probability = Annotated[float, Between(0, 1)]
 Fraction = Annotated[float, Between(0, 1, below=True)]
 PathText = Annotated[str, ValidPath]
@@ -193,13 +197,13 @@ class Section:
         return f"{self.section}.{name}" if self.section else name
 
     def error(self, name: str, problem: str) -> ConfigError:
-        """Return the error of the setting ``name``; its value comes before ``problem``, e.g. "must be even"."""
+        """Return the error of the setting ``name``; ``problem`` goes on after its value: "must be even. Use 4."."""
         value, annotation = getattr(self, name), _types_of_fields(type(self)).get(name)  # type: ignore[arg-type]
         shown = value if annotation == PathText else _shown(value)
         return ConfigError(f"{self.full_key(name)} = {shown} {problem}")
 
     def check_divides(self, name: str, whole: str, more: str = "") -> None:
-        """Raise ConfigError unless the setting ``name`` divides the setting ``whole``; ``more`` is a second cure."""
+        """Raise ConfigError unless the setting ``name`` divides ``whole``; ``more``: what else can be changed."""
         divisor, number = getattr(self, name), getattr(self, whole)
         if number % divisor:
             raise self.error(

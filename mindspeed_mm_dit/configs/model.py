@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.teacher import ImageEncoderConfig, TeacherConfig, feature_names
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, UMT5Config
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError, not_known
 from mindspeed_mm_dit.registry import Configs, Registry
 
 PREDICTOR_CONFIGS = Registry[type[PredictorConfig]]("predictor")
@@ -64,57 +64,63 @@ class ModelConfig:
         ae, predictor, axes = self.ae, self.predictor, len(self.predictor.latent_shape) - 1
         if axes not in ae.pixel_axes:
             fitting = [name for name, config in AE_CONFIGS.items() if axes in config.pixel_axes]
-            reason = f"does not encode {'images' if axes == 2 else 'videos'}, which {self._name} needs"
-            raise ConfigError(f"ae.model_id = {ae.model_id!r} {reason}. Use {' or '.join(fitting)}.")
+            raise ConfigError(
+                f"ae.model_id = {ae.model_id!r} does not encode {'images' if axes == 2 else 'videos'}, which "
+                f"{self._name} needs. Use {' or '.join(fitting)}."
+            )
         if predictor.latent_channels != ae.latent_channels:
-            reason = f"does not match the latents of autoencoder '{ae.model_id}': {ae.latent_channels} channels"
             channels = predictor.in_channels - predictor.latent_channels + ae.latent_channels
             raise ConfigError(
-                f"predictor.in_channels = {predictor.in_channels} {reason}. Set predictor.in_channels to {channels}."
+                f"predictor.in_channels = {predictor.in_channels} does not match the latents of autoencoder "
+                f"{ae.model_id!r}, which have {ae.latent_channels} channels. Set predictor.in_channels to {channels}."
             )
 
     def _check_text_encoders(self) -> None:
         """Raise ConfigError unless the text encoders are exactly those that the conditions refer to."""
         encoders = [part.encoder for condition in self._texts for part in condition.parts]
-        count, reason, cure = len(self.text_encoders), "", ""
+        count = len(self.text_encoders)
         if encoders and not count:
-            reason = f"this section is missing: {self._name} is conditioned on text"
-            cure = 'Add {"model_id": "umt5", "from_pretrained": "folder"}.'
-        elif count and not encoders:
-            reason, cure = f"{self._name} is not conditioned on text", "Drop the section."
-        elif set(encoders) != set(range(count)):
-            reason = f"has {count} encoders, but {self._name} needs {max(encoders) + 1}"
-            cure = "Give one for each, in the order of the predictor's settings."
-        if reason:
-            raise ConfigError(f"text_encoder: {reason}. {cure}")
+            raise ConfigError(
+                f"The section text_encoder is missing, and {self._name} is conditioned on text. Add "
+                '{"model_id": "umt5", "from_pretrained": "folder"}.'
+            )
+        if count and not encoders:
+            raise ConfigError(f"text_encoder is not used: {self._name} is not conditioned on text. Drop the section.")
+        if set(encoders) != set(range(count)):
+            raise ConfigError(
+                f"text_encoder has {count} encoders, but {self._name} needs {max(encoders) + 1}. Give one for each, in "
+                "the order of the predictor's settings."
+            )
 
     def _check_teachers(self) -> None:
         """Raise ConfigError unless each teacher has a projector, and predictor and diffusion support teachers."""
         widths, count = list(self.predictor.z_dims), len(self.teachers)
         if len(widths) != count:
-            reason = f"needs {len(widths)} teachers, but section teacher lists {count}"
             raise ConfigError(
-                f"predictor.z_dims = {widths}: {reason}. List the width of each teacher's features, or drop both: "
-                "weights load without projectors."
+                f"predictor.z_dims = {widths} needs {len(widths)} teachers, but section teacher lists {count}. List "
+                "the width of each teacher's features, or drop both: weights load without projectors."
             )
         if count and (isinstance(self.diffusion, MeanFlowConfig) or len(self.latent_shape) != 3):
-            model_id = self.diffusion.model_id
-            reason = f"only works for images and a single timestep, not for {model_id} with latents {self.latent_shape}"
-            raise ConfigError(f"teacher: {reason}. Drop the section and predictor.z_dims.")
+            raise ConfigError(
+                "teacher works only for images and a single timestep, not for "
+                f"{self.diffusion.model_id} with latents {self.latent_shape}. Drop the section and predictor.z_dims."
+            )
 
     def _check_frames(self) -> None:
         """Raise ConfigError unless conditioning frames have their encoder, and diffusion supports them."""
         conditions = self.predictor.conditions
         if conditions.image_tokens is not None and self.image_encoder is None:
             raise ConfigError(
-                "image_encoder: this section is missing: predictor.image_dim needs CLIP's features of the first "
+                "The section image_encoder is missing, and predictor.image_dim needs CLIP's features of the first "
                 'frame. Add {"from_pretrained": "folder"}.'
             )
         if conditions.image_tokens is None and self.image_encoder is not None:
             raise ConfigError("image_encoder is not used: predictor.image_dim is null. Drop the section.")
         if conditions.frames is not None and not isinstance(self.diffusion, WanFlowConfig):
-            cure = f"set it to {WanFlowConfig.model_id}"
-            raise self._diffusion_error("does not support conditioning on frames", cure)
+            raise ConfigError(
+                f"diffusion.model_id = {self.diffusion.model_id!r} does not support conditioning on frames. Set it to "
+                f"{WanFlowConfig.model_id}."
+            )
 
     def _check_diffusion(self) -> None:
         """Raise ConfigError unless the predictor takes the times of ``diffusion``, in the direction of its weights."""
@@ -123,20 +129,22 @@ class ModelConfig:
         if isinstance(diffusion, MeanFlowConfig):
             diffusion.check_predictor(predictor)
         elif predictor.num_time_inputs != 1:
-            cure = "set predictor.h_embedder to false, or model_id to mean_flow"
-            raise self._diffusion_error(f"passes one timestep, but {self._name} needs two", cure)
+            raise ConfigError(
+                f"diffusion.model_id = {diffusion.model_id!r} passes one timestep, but {self._name} needs two. Set "
+                "predictor.h_embedder to false, or model_id to mean_flow."
+            )
         flow, expected = isinstance(diffusion, FlowMatchingConfig), predictor.data_time
         actual = diffusion.data_time if flow else None
         if expected is not None and expected != actual:
-            reason = f"{self._name} learns a velocity with data at time {expected}"
-            cure = f"set model_id to flow_matching and data_time to {expected}"
-            raise self._diffusion_error(reason, cure, "" if actual is None else f", data_time = {actual}")
+            raise ConfigError(
+                f"diffusion.model_id = {diffusion.model_id!r}{'' if actual is None else f', data_time = {actual}'} "
+                f"does not fit {self._name}, which learns a velocity with data at time {expected}. Set model_id to "
+                f"flow_matching and data_time to {expected}."
+            )
         if flow and diffusion.dynamic_shift is not None and predictor.patch_size == 1:
-            reason = f"needs patches of 2x2, but {self._name} has patches of 1x1"
-            raise diffusion.error("dynamic_shift", f": {reason}. Set it to null.")
-
-    def _diffusion_error(self, reason: str, cure: str, more: str = "") -> ConfigError:
-        return ConfigError(f"diffusion.model_id = {self.diffusion.model_id!r}{more}: {reason}. {cure}")
+            raise diffusion.error(
+                "dynamic_shift", f"needs patches of 2x2, but {self._name} has patches of 1x1. Set it to null."
+            )
 
     def tuning_facts(self) -> dict[str, Any]:
         """Return the flags that restrict training, with their values: none here (see ``configs/tuning.py``)."""
@@ -182,8 +190,8 @@ class ModelConfig:
         if conditions.items != ("label",) or len(self.latent_shape) != 3:
             learns = f"{'images' if len(self.latent_shape) == 3 else 'videos'} with {' and '.join(conditions.items)}"
             raise ConfigError(
-                f"{what}: {self._name} learns {learns}, but this command is for images with labels. Generate samples "
-                "with mm-dit sample."
+                f"{what} learns {learns}, but this command is for images with labels. Use mm-dit sample "
+                "to generate samples."
             )
         label: ClassLabel = conditions.label
         return label
@@ -209,7 +217,7 @@ def model_config_from_mapping(content: Mapping[str, Any], where: str) -> ModelCo
     content = spelled_out(content, where)
     for name, kinds in (("ae", AE_CONFIGS), ("diffusion", DIFFUSION_CONFIGS), ("predictor", PREDICTOR_CONFIGS)):
         if name not in content:
-            raise ConfigError(f"{where}: {name}: this section is required and missing.")
+            raise ConfigError(f"{where}: the section {name} is required and missing.")
         content[name] = _section(content[name], kinds, f"{where}: {name}")
     for name, kinds, usual in (
         ("text_encoder", TEXT_ENCODER_CONFIGS, UMT5Config.model_id),
@@ -231,15 +239,19 @@ def autoencoder_config_of(path: str, where: str) -> PretrainedAutoencoderConfig:
     if config_file(path).is_file():
         class_name = read_json(config_file(path), where).get("_class_name")
         if class_name not in [*kinds]:
-            reason = f"is not a known autoencoder: _class_name is {shorten_repr(class_name)}"
-            raise ConfigError(f"{where} = {path} {reason}. Name one of {', '.join(kinds)}.")
+            raise ConfigError(
+                f"{where} = {path} is not a known autoencoder: its _class_name is {shorten_repr(class_name)}. Name one "
+                f"of {', '.join(kinds)}."
+            )
         kind = kinds[class_name]
     config = kind(**kind.spelled_out({"from_pretrained": path}, where))
     try:
         config.check_files()
         if not config_file(path).is_file():
-            reason = "has no config.json, which names the kind of autoencoder"
-            raise CheckpointError(f"{where} = {path} {reason}. Copy diffusers' config.json next to the weights.")
+            raise CheckpointError(
+                f"{where} = {path} has no config.json, which names the kind of autoencoder. Copy diffusers' "
+                "config.json next to the weights."
+            )
     except CheckpointError as error:
         raise CheckpointError(str(error).replace("ae.from_pretrained", where)) from None
     return config
@@ -260,17 +272,14 @@ def _section(section: Any, kinds: Mapping[str, type], where: str, usual: str | N
     """Return a section as an instance of the class that its model_id, by default ``usual``, names."""
     model_id = section.get("model_id", usual) if isinstance(section, dict) else usual
     if not isinstance(model_id, str) or model_id not in kinds:
-        raise ConfigError(
-            f"{where}.model_id = {shorten_repr(model_id)}: unknown model_id. {nearest(str(model_id), kinds)}Known: "
-            f"{', '.join(kinds)}"
-        )
+        raise not_known(f"{where}.model_id = {shorten_repr(model_id)}", str(model_id), kinds)
     kind = kinds[model_id]
     is_frozen = getattr(getattr(kind, "__dataclass_params__", None), "frozen", False)
     missing = [*([] if is_frozen else ["@dataclass(frozen=True)"]), *sorted(getattr(kind, "__abstractmethods__", ()))]
     if missing:  # (a plugin's class)
         raise PlatformError(
-            f"{where}.model_id = {model_id!r}, {kind.__module__}.{kind.__qualname__} lacks {', '.join(missing)}. "
-            "Complete it, or uninstall its package."
+            f"{where}.model_id = {model_id!r} names {kind.__module__}.{kind.__qualname__}, which lacks "
+            f"{', '.join(missing)}. Complete it, or uninstall its package."
         )
     return from_mapping(kind, section, where)
 
@@ -295,10 +304,7 @@ def _with_preset(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     settings = dict(predictor)
     name = settings.pop("preset")
     if not isinstance(name, str) or name not in PRESETS:
-        raise ConfigError(
-            f"{where}: predictor.preset = {shorten_repr(name)}: unknown preset. {nearest(str(name), PRESETS)}Presets "
-            f"are: {', '.join(PRESETS)}"
-        )
+        raise not_known(f"{where}: predictor.preset = {shorten_repr(name)}", str(name), PRESETS)
     for key, value in PRESETS[name].items():
         if settings.setdefault(key, value) != value:
             raise ConfigError(

@@ -57,18 +57,22 @@ def decide_precision(
     """
     for key in ("param_dtype", "reduce_dtype", "output_dtype") if fsdp2 else ():
         if getattr(fsdp2, key) == "fp16":
-            reason = "float16 needs loss scaling, which is not supported: small gradients would become zero"
-            cure = "Use bf16, which has the range of float32, or fp32."
-            raise ConfigError(f"fsdp2.yaml: {key} = 'fp16': {reason}. {cure}")
+            raise ConfigError(
+                f"fsdp2.yaml: {key} = 'fp16' needs loss scaling, which is not supported: small gradients would become "
+                "zero. Use bf16, which has the range of float32, or fp32."
+            )
     param_dtype = fsdp2.param_dtype if fsdp2 else None
     if bf16 and (param_dtype == "fp32" or (param_dtype is None and fsdp2 is not None and "autocast" not in supported)):
-        reason = f"contradicts fsdp2.yaml, whose param_dtype is {param_dtype or 'null'}: training would be in float32"
-        cure = "Set param_dtype: bf16 and reduce_dtype: fp32 in fsdp2.yaml, or drop --bf16."
-        raise ConfigError(f"--bf16: {reason}. {cure}")
+        raise ConfigError(
+            f"--bf16 contradicts fsdp2.yaml, whose param_dtype is {param_dtype or 'null'}: training would be in "
+            "float32. Set param_dtype: bf16 and reduce_dtype: fp32 in fsdp2.yaml, or drop --bf16."
+        )
     mode: ComputeMode | None = "fsdp2" if param_dtype == "bf16" else "autocast" if bf16 else None
     if mode is not None and mode not in supported:
-        what = "--bf16" if bf16 else f"fsdp2.yaml: param_dtype = {param_dtype!r}"
-        cure = "Drop it, or train with --ai-framework pytorch."
-        raise PlatformError(f"{what}: {where} does not train in bfloat16, only in float32. {cure}")
+        setting = "--bf16" if bf16 else f"fsdp2.yaml: param_dtype = {param_dtype!r}"
+        raise PlatformError(
+            f"{setting} cannot be used: {where} does not train in bfloat16, only in float32. Drop it, or train with "
+            "--ai-framework pytorch."
+        )
     reduce = (fsdp2.reduce_dtype or param_dtype) if fsdp2 else None
     return Precision("bf16" if mode else "fp32", mode, "bf16" if reduce == "bf16" else "fp32")

@@ -166,8 +166,8 @@ class PredictorConfig(Section, ABC):
         """Return the same network for latents of ``shape``; raises ConfigError if it takes only one shape."""
         if shape != self.latent_shape:
             raise ConfigError(
-                f"latents of shape {shape}: predictor {self.model_id!r} takes only {self.latent_shape}. Use the size "
-                "in its model.json."
+                f"Predictor {self.model_id!r} takes only latents of shape {self.latent_shape}, not {shape}. Use the "
+                "size in its model.json."
             )
         return self
 
@@ -177,8 +177,8 @@ class PredictorConfig(Section, ABC):
             return self
         if not self.guidance_embeds:
             raise ConfigError(
-                f"--guidance = {guidance:g}: predictor {self.model_id!r} has no guidance scale as an input. Leave it "
-                "out, and use --cfg-scale."
+                f"--guidance = {guidance:g} has no effect: predictor {self.model_id!r} takes no guidance scale as an "
+                "input. Leave it out, and use --cfg-scale."
             )
         return replace(self, guidance=guidance)  # type: ignore[type-var]
 
@@ -194,7 +194,7 @@ class PredictorConfig(Section, ABC):
         """Raise ConfigError unless ``ranks`` ranks can split the tokens of a sample."""
         if ranks > 1:
             raise ConfigError(
-                f"--context-parallel-size = {ranks}: this predictor cannot split a sample over ranks. Use 1."
+                f"--context-parallel-size = {ranks} is not possible, as this predictor cannot split a sample. Use 1."
             )
 
     def settings_of_size(self) -> Mapping[str, Mapping[str, Any]]:
@@ -205,10 +205,10 @@ class PredictorConfig(Section, ABC):
 def check_shareable(ranks: int, numbers: Mapping[str, int]) -> None:
     """Raise ConfigError unless ``ranks`` ranks can split each of the ``numbers`` evenly: heads and tokens (Ulysses)."""
     shareable = math.gcd(*numbers.values())
-    cure = f"Use a divisor of {shareable}." if shareable > 1 else "Use 1, or another sample size."
-    for what, number in numbers.items():
+    hint = f"Use a divisor of {shareable}." if shareable > 1 else "Use 1, or another sample size."
+    for name, number in numbers.items():
         if number % ranks:
             raise ConfigError(
-                f"--context-parallel-size = {ranks} does not divide {what}: {number} % {ranks} = {number % ranks}. "
-                f"{cure}"
+                f"--context-parallel-size = {ranks} does not divide {name}: {number} % {ranks} = {number % ranks}. "
+                f"{hint}"
             )

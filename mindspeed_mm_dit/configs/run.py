@@ -55,8 +55,7 @@ def optimizer_settings(group: Any) -> None:
             action = group.add_argument(flag_of(name), default=setting.default, **options)
         except argparse.ArgumentError:
             raise ConfigError(
-                f"setting {name!r} of the optimizer {owners[0]!r} is a flag of this command already. Give it another "
-                "name."
+                f"The setting {name!r} of optimizer {owners[0]!r} is a flag of this command already. Rename it."
             ) from None
         action.help = text  # (in add_argument, Python 3.10 would append a default to BooleanOptionalAction)
 
@@ -418,9 +417,6 @@ def rows() -> list[Flag]:
     return [row for group in (*(group for group, _ in MEGATRON.values()), DiTArgs) for row in rows_of(group)]
 
 
-_CURE = "Choose another path, or change its permissions."
-
-
 def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
     """Create the folder of the file ``path`` and raise ConfigError unless the file can be written there.
 
@@ -435,9 +431,9 @@ def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:
         _make_folder(what, path.parent)
     if os.path.exists(path):
         if not os.access(path, os.W_OK):
-            raise ConfigError(f"{what} exists and cannot be written: permission denied. {_CURE}")
-    elif not _is_writable(_nearest(path.parent)):
-        raise ConfigError(f"{what}: no file can be created in {_nearest(path.parent)}. {_CURE}")
+            raise ConfigError(f"{what} cannot be written. Choose another path, or change its permissions.")
+    else:
+        _check_writable(what, _nearest(path.parent))
 
 
 def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
@@ -451,9 +447,8 @@ def check_output_folder(flag: str, path: str | Path, make: bool = True) -> None:
         _make_folder(what, path)
     nearest = _nearest(path)
     if not os.path.isdir(nearest):
-        raise ConfigError(f"{what}: the folder {path} cannot be created: {nearest} is a file. Choose another path.")
-    if not _is_writable(nearest):
-        raise ConfigError(f"{what}: no file can be created in it. {_CURE}")
+        raise ConfigError(f"{what} cannot be created: {nearest} is a file. Choose another path.")
+    _check_writable(what, nearest)
 
 
 def _nearest(folder: Path) -> Path:
@@ -466,9 +461,13 @@ def _make_folder(what: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{what}: the folder {folder} cannot be created: {error.strerror}. Choose another path."
+            f"{what} needs the folder {folder}, which cannot be created: {error.strerror}. Choose another path."
         ) from None
 
 
-def _is_writable(folder: Path) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK)
+def _check_writable(what: str, folder: Path) -> None:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{what} cannot be written: no file can be created in {folder}. Choose another path, or change its "
+            "permissions."
+        )

@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.limits import (
     check_between,
     shorten_repr,
 )
-from mindspeed_mm_dit.errors import ConfigError, nearest
+from mindspeed_mm_dit.errors import ConfigError, not_known
 from mindspeed_mm_dit.registry import Registry
 
 if TYPE_CHECKING:
@@ -63,9 +63,10 @@ class Budget(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.area < self.multiple_of**2:
-            smallest = f"{self.multiple_of} x {self.multiple_of}, has {self.multiple_of**2} pixels"
             raise self.error(
-                "area", f"is too small for any shape: the smallest, {smallest}. Raise area, or lower multiple_of."
+                "area",
+                f"is too small for any shape: the smallest, {self.multiple_of} x {self.multiple_of}, has "
+                f"{self.multiple_of**2} pixels. Raise area, or lower multiple_of.",
             )
 
     @property
@@ -90,10 +91,9 @@ class Budget(Section):
         """Raise ConfigError unless the numbers of frames are those of samples with ``axes`` axes."""
         count = len(self.rectangles) * max(1, len(self.frames))
         if count > MAX_SHAPES:
-            reason, cure = _too_many(count), "Use a larger multiple_of, or fewer numbers of frames."
-            raise ConfigError(f"dataset_param.buckets: {reason}. {cure}")
+            raise ConfigError(f"{_too_many(count)} Use a larger multiple_of, or fewer numbers of frames.")
         if axes == 2 and self.frames:
-            raise self.error("frames", ": images have no frames. Drop it.")
+            raise self.error("frames", "is for videos, and these are images. Drop it.")
         if axes == 3 and (not self.frames or len(set(self.frames)) < len(self.frames)):
             raise self.error("frames", "must list different numbers of frames. Write e.g. [1, 17, 49].")
 
@@ -102,7 +102,7 @@ Buckets = tuple[Shape, ...] | Budget
 
 
 def _too_many(count: int) -> str:
-    return f"makes {count:,} shapes, more than {MAX_SHAPES:,}"
+    return f"dataset_param.buckets has {count:,} shapes, more than {MAX_SHAPES:,}."
 
 
 def format_sizes(shapes: Sequence[Shape]) -> str:
@@ -112,11 +112,10 @@ def format_sizes(shapes: Sequence[Shape]) -> str:
 
 def check_listed(shapes: Sequence[Shape], axes: int) -> None:
     """Raise ConfigError unless ``dataset_param.buckets`` lists different shapes of ``axes`` axes."""
-    if not 0 < len(shapes) <= MAX_SHAPES:
-        reason, cure = (
-            (_too_many(len(shapes)), "list fewer") if shapes else ("lists no shape", f"write [{AXES[axes]}, ...]")
-        )
-        raise ConfigError(f"{'dataset_param.buckets' if shapes else 'dataset_param.buckets = []'}: {reason}. {cure}")
+    if not shapes:
+        raise ConfigError(f"dataset_param.buckets = [] lists no shape. Write [{AXES[axes]}, ...].")
+    if len(shapes) > MAX_SHAPES:
+        raise ConfigError(f"{_too_many(len(shapes))} List fewer.")
     for number, shape in enumerate(shapes):
         what = f"dataset_param.buckets[{number}]"
         if len(shape) != axes:
@@ -243,7 +242,7 @@ class SourceParam(Section, ABC):
         for name in size_keys:
             value = getattr(self, name)
             if value is None and self.buckets is None:
-                raise ConfigError(f"dataset_param.{name}: this key is required and missing. Or name buckets.")
+                raise ConfigError(f"dataset_param.{name} is required and missing. Write it, or buckets.")
             if value is not None and self.buckets is not None:
                 raise self.error(name, "contradicts buckets, which name shapes. Drop one.")
         if isinstance(self.buckets, Budget):
@@ -255,10 +254,7 @@ class SourceParam(Section, ABC):
         super().__post_init__()
         known = Registry[Any](self.built_in)
         if self.source is not None and self.source not in known:
-            raise self.error(
-                "source",
-                f"is not a built-in data set. {nearest(self.source, known)}Known: {', '.join(known) or 'none'}",
-            )
+            raise not_known(f"dataset_param.source = {shorten_repr(self.source)}", self.source, known)
 
     def check_items(self, required: Iterable[str]) -> None:
         """Raise ConfigError unless samples have every item that the predictor's conditions need (``required``)."""
@@ -266,9 +262,9 @@ class SourceParam(Section, ABC):
             if item not in self.items:
                 items = " and ".join(self.items) or "no label or caption"
                 raise ConfigError(
-                    f"data.json: dataset_param.dataset_type = {self.dataset_type!r}: its samples have {items}, but "
-                    f"the predictor is conditioned on the {item}. Use a data set whose samples have one, or a "
-                    "predictor with other conditions."
+                    f"data.json: dataset_param.dataset_type = {self.dataset_type!r} has samples with {items}, but the "
+                    f"predictor is conditioned on the {item}. Use a data set whose samples have one, or a predictor "
+                    "with other conditions."
                 )
 
 

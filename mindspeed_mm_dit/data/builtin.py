@@ -53,13 +53,12 @@ def write_builtin(known: Mapping[str, BuiltinData], source: str, folder: Path) -
         DataError: the folder is not named like the data set, or cannot be written. The name is checked so that a
             mistyped path, or a ``source`` copied from another file, does not yield the wrong images.
     """
-    exists, what = is_folder(folder), f"dataset_param.data_folder = {folder}"
+    exists = is_folder(folder)
     if os.path.basename(os.path.abspath(folder)) != source:
         raise DataError(
-            f"{what}: {'exists' if exists else 'does not exist'}, and dataset_param.source is {source!r}, built-in "
-            f"data whose folder must be named {source}. For data of your own "
-            f'{"" if exists else "correct data_folder and "}drop "source" from data.json; for the built-in data name '
-            f"a folder .../{source}."
+            f"dataset_param.data_folder = {folder} {'exists' if exists else 'does not exist'}, but the folder of "
+            f"dataset_param.source = {source!r}, built-in data, must be named {source}. For data of your own, "
+            f'{"" if exists else "correct data_folder and "}drop "source" from data.json.'
         )
     if exists:
         return
@@ -70,8 +69,8 @@ def write_builtin(known: Mapping[str, BuiltinData], source: str, folder: Path) -
         _written.append((folder, missing))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{what}: the built-in {source} cannot be written there: {error_text(error)}. Name a folder on a disk "
-            "that has room and may be written."
+            f"dataset_param.data_folder = {folder} cannot be filled with the built-in {source}: {error_text(error)}. "
+            "Name a folder that you can write to, on a disk with room."
         ) from None
 
 
@@ -94,7 +93,7 @@ def check_is_source(source: str, folder: Path, labels: list[int], labelled: bool
     if len(labels) != builtin.num_images or (labelled and set(labels) != set(range(builtin.num_classes))):
         classes = f" of {len(set(labels))} classes" if labelled else ""
         raise DataError(
-            f"dataset_param.source = {source!r}: {folder} holds {len(labels)} images{classes}, where the built-in "
-            f'{source} are {builtin.num_images} of {builtin.num_classes}. Drop "source" to train on what is there, '
-            f"or move {folder} away to have the {source} written again."
+            f"dataset_param.source = {source!r} has {builtin.num_images} images of {builtin.num_classes} classes, but "
+            f'{folder} holds {len(labels)} images{classes}. Drop "source" to train on these, or move the folder away, '
+            f"and {source} is written again."
         )

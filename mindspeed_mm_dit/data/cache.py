@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, error_text, read_bytes
 from mindspeed_mm_dit.data.cache_index import INDEX, RESUMES, CachedText, CacheIndex, read_index
 from mindspeed_mm_dit.data.conditions import NO_CAPTION
 from mindspeed_mm_dit.data.labels import names_for_labels
@@ -35,7 +35,7 @@ from mindspeed_mm_dit.data.sources import ReadSamples, Rows
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 ROWS, UNCONDITIONAL_FILE = "rows.jsonl", "null.safetensors"
-MAKE_AGAIN = "Remove it and run mm-dit cache-latents again: it keeps the other shards."
+MAKE_AGAIN = "Remove it and run mm-dit cache-latents again, which keeps the other shards."
 _MOMENTS = ("mean", "std", "frame_mean")
 
 Arrays = dict[str, np.ndarray]
@@ -48,10 +48,12 @@ def open_shard(path: Path) -> Any:
         file = safe_open(path, "numpy")  # (it compares the header with the size of the file)
         kinds = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
         if not kinds <= {"F32", "F16", "I64"}:
-            raise UnusableFile(f"it has tensors of {', '.join(sorted(kinds))}")
+            raise UnusableFile(f"has tensors of {', '.join(sorted(kinds))}")
         return file
-    except (UnusableFile, SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a shard of a cache: {error}. {MAKE_AGAIN}") from None
+    except UnusableFile as problem:
+        raise DataError(f"{path} {problem}. {MAKE_AGAIN}") from None
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} is not a shard of a cache: {error_text(error)}. {MAKE_AGAIN}") from None
 
 
 def _shape_of(tensor: Any) -> tuple[int, ...]:
@@ -67,7 +69,7 @@ class Texts:
         states = {name: f"{name}.states" if text.length else name for name, text in texts.items()}
         tokens = {name: f"{name}.tokens" for name, text in texts.items() if text.length}
         if missing := sorted({*states.values(), *tokens.values()} - names):
-            raise DataError(f"{path} holds no {missing[0]}. {MAKE_AGAIN}")
+            raise DataError(f"{path} has no tensor {missing[0]}. {MAKE_AGAIN}")
         self.counts = file.get_tensor("captions") if "captions" in names else np.ones(rows, np.int64)
         self._first = np.cumsum(self.counts) - self.counts
         self._arrays = {name: file.get_slice(tensor) for name, tensor in states.items()}
@@ -77,9 +79,9 @@ class Texts:
         for name, array in self._arrays.items():
             shape, entries = _shape_of(array), len(self._tokens.get(name, ()))
             if name in tokens and (len(shape) != 2 or shape[0] != num_states[name].sum()):
-                raise DataError(f"{path} holds {shape} states of {num_states[name].sum()} tokens. {MAKE_AGAIN}")
+                raise DataError(f"{path} has states of shape {shape} for {num_states[name].sum()} tokens. {MAKE_AGAIN}")
             if len(self.counts) != rows or (entries if name in tokens else shape[0]) != self.counts.sum():
-                raise DataError(f"{path} holds other rows or captions than the {rows} of the index. {MAKE_AGAIN}")
+                raise DataError(f"{path} does not have the captions of the {rows} rows in {INDEX}. {MAKE_AGAIN}")
 
     def width(self, name: str) -> int:
         """Return the width of a state, or of a vector."""
@@ -118,7 +120,7 @@ class Shard:
             is_right = is_right and len(shape) >= 4
             expected = f"{' and '.join(index.moments)} (({rows}, {index.views}, C, ...) each)"
         if not is_right:
-            raise DataError(f"{path} holds {shapes}, not {expected}. {MAKE_AGAIN}")
+            raise DataError(f"{path} has tensors of shapes {shapes}, not {expected}. {MAKE_AGAIN}")
         self.texts = Texts(path, file, index.texts, rows)
 
     @property
@@ -179,8 +181,9 @@ class Cache:
             for shard in self._shards:
                 actual = _shape_of(shard.latents[name])[2:] if name in shard.latents else None
                 if actual != shape:
+                    found = f"no {name}" if actual is None else f"{name} of shape {actual}"
                     raise ConfigError(
-                        f"{what} holds {name} of shape {actual}, but the predictor expects {shape}. Correct "
+                        f"{what} has {found}, but the predictor takes {name} of shape {shape}. Correct "
                         "predictor.z_dims, or make another cache."
                     )
 
@@ -213,9 +216,11 @@ class Cache:
         try:
             entries = [json.loads(line) for line in read_bytes(self.folder / ROWS).splitlines()]
             if len(entries) != self.index.num_rows or not all(isinstance(row.get("path"), str) for row in entries):
-                raise ValueError(f"it lists {len(entries)} rows, but {INDEX} counts {self.index.num_rows}")
-        except (UnusableFile, ValueError, AttributeError) as error:
-            raise DataError(f"{self.setting} = {self.folder}: {ROWS} cannot be read: {error}. {RESUMES}") from None
+                raise UnusableFile(f"lists {len(entries)} rows, but {INDEX} counts {self.index.num_rows}")
+        except UnusableFile as problem:
+            raise DataError(f"{self.folder / ROWS} {problem}. {RESUMES}") from None
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{self.folder / ROWS} cannot be read: {error_text(error)}. {RESUMES}") from None
         return entries
 
     def read_latents(self, rows: np.ndarray, views: np.ndarray) -> Arrays:
@@ -260,7 +265,7 @@ class Cache:
             row = int(rows[bad])
             path = self.index.shard_path(self.folder, row // self.index.shard_rows)
             raise DataError(
-                f"{path}: row {row}, {self._listed()[row]['path']}, has a value that is not finite. {MAKE_AGAIN}"
+                f"{path} has a value that is not finite in row {row}, {self._listed()[row]['path']}. {MAKE_AGAIN}"
             )
 
 

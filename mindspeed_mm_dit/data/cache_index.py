@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, digest_of, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, digest_of, error_text, read_bytes
 from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, first_names, map_in_threads
@@ -28,7 +28,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 INDEX, SOURCES = "index.json", "sources.jsonl"
 READ_BYTES = 256 * 2**20
 """Files of up to this size in all are read by every run, which takes less than a second."""
-RESUMES = "Run mm-dit cache-latents again: it keeps what is encoded."
+RESUMES = "Run mm-dit cache-latents again, which keeps what is encoded."
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class CacheIndex:
     def __post_init__(self) -> None:
         for name in ("num_rows", "shard_rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be positive. {RESUMES}")
+                raise ConfigError(f"{INDEX} has {name} = {getattr(self, name)}, which must be positive. {RESUMES}")
 
     @property
     def num_shards(self) -> int:
@@ -107,9 +107,10 @@ def read_index(folder: Path, setting: str) -> CacheIndex:
     try:
         content = json.loads(read_bytes(folder / INDEX))
     except (UnusableFile, ValueError, RecursionError) as error:
+        problem = error if isinstance(error, UnusableFile) else f"is not JSON: {error}"
         raise DataError(
-            f"{setting} = {folder} holds no finished cache: {INDEX} {error}. Run mm-dit cache-latents with --output "
-            f"{folder}; it resumes where it was interrupted."
+            f"{setting} = {folder} holds no finished cache: {INDEX} {problem}. Run mm-dit cache-latents with --output "
+            f"{folder}, which resumes where it was interrupted."
         ) from None
     if isinstance(content, dict):
         if "identity" in content:
@@ -145,7 +146,7 @@ def check_same(where: str, cached: Mapping[str, str], expected: Mapping[str, str
                 pairs = [(a, b) for a, b in zip(*parts) if a != b]
                 there, here = (", ".join(pair[side] for pair in pairs) for side in (0, 1))
             there, here = (shorten_repr(_SHA256.sub(r"\1", part)) for part in (there, here))
-            raise ConfigError(f"{where} was made with {words}: {there} there and {here} here. {CACHE_AGAIN}")
+            raise ConfigError(f"{where} was made with {words}: {there}, but this run has {here}. {CACHE_AGAIN}")
 
 
 class SourceFile(NamedTuple):
@@ -163,14 +164,15 @@ def source_files(rows: Rows, folder: str) -> list[SourceFile]:
     """Return the files that ``rows`` are read from, each read once; raises DataError if one cannot be read."""
 
     def look(path: str) -> SourceFile:
-        stat = os.stat(path)
-        return SourceFile(os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns, digest_of(path).hex())
+        try:
+            stat, digest = os.stat(path), digest_of(path)
+        except (UnusableFile, OSError) as error:
+            problem = error if isinstance(error, UnusableFile) else f"cannot be read: {error_text(error)}"
+            raise DataError(f"{path} {problem}. Run the command again.") from None
+        return SourceFile(os.path.relpath(path, folder), stat.st_size, stat.st_mtime_ns, digest.hex())
 
     paths = [path for path in dict.fromkeys(rows.files or rows.paths) if os.path.isfile(path)]
-    try:
-        return list(map_in_threads(look, paths, "reading files"))
-    except (UnusableFile, OSError) as error:
-        raise DataError(f"{folder}: a file cannot be read: {error}. Run the command again.") from None
+    return list(map_in_threads(look, paths, "reading files"))
 
 
 def digest_of_sources(files: Iterable[SourceFile]) -> str:
@@ -193,17 +195,22 @@ def check_sources(cache: Path, setting: str, folder: str, listed: Sequence[str] 
     if not os.path.isdir(folder):
         return ()
     if not (cache / SOURCES).exists():
-        reason = "does not record its source files (it is of an earlier version), so changes of them are not noticed"
-        return (f"note: {cache} {reason}; mm-dit cache-latents into another folder makes one that does",)
+        return (
+            f"note: {cache} does not record its source files (it is of an earlier version), so changes of them are not "
+            "noticed; mm-dit cache-latents into another folder makes one that does",
+        )
     try:
         files = [SourceFile(*json.loads(line)) for line in read_bytes(cache / SOURCES).splitlines()]
         changed, touched = _compared(files, folder)
         changed += sorted({os.path.relpath(path, folder) for path in listed} - {file.path for file in files})
     except (UnusableFile, ValueError, TypeError, RecursionError) as error:
-        raise DataError(f"{setting} = {cache}: {SOURCES} cannot be read: {error}. {RESUMES}") from None
+        problem = error if isinstance(error, UnusableFile) else f"cannot be read: {error}"
+        raise DataError(f"{cache / SOURCES} {problem}. {RESUMES}") from None
     if changed:
-        reason = f"was made before files in {folder} were changed or added, {len(changed):,} in all: "
-        raise DataError(f"{setting} = {cache}: {reason}{first_names(changed)}. {CACHE_AGAIN}")
+        raise DataError(
+            f"{setting} = {cache} was made before files in {folder} were changed or added ({len(changed):,} in all: "
+            f"{first_names(changed)}). {CACHE_AGAIN}"
+        )
     if touched:
         return (
             f"note: {touched:,} source files of {cache} have new modification times but the same bytes, and were read; "

@@ -25,6 +25,7 @@ from mindspeed_mm_dit.configs.files import (
     UnusableFile,
     check_file,
     check_names_no_code,
+    error_text,
     fetch_command,
     lines_of,
     read_bytes,
@@ -84,7 +85,7 @@ def fix_text(caption: str) -> str:
     try:
         import ftfy
     except ImportError as error:
-        raise PlatformError(f"captions are repaired with ftfy, which cannot be used here: {error}. {NEEDED}") from None
+        raise PlatformError(f"Captions are repaired with ftfy, which cannot be used here: {error}. {NEEDED}") from None
     return ftfy.fix_text(caption)
 
 
@@ -127,9 +128,9 @@ class CaptionTokenizer:
         before = len(self._tokenizer(self.config.prompt_template.partition("{}")[0])["input_ids"])
         if self.config.cut_tokens not in (0, before):
             raise ConfigError(
-                f"text_encoder.cut_tokens = {self.config.cut_tokens} does not fit prompt_template: before the "
-                f"caption it has {before} tokens of this tokenizer. Write {before}, or name the tokenizer that came "
-                "with the encoder."
+                f"text_encoder.cut_tokens = {self.config.cut_tokens} does not fit prompt_template, which has {before} "
+                f"tokens of this tokenizer before the caption. Write {before}, or name the tokenizer that came with "
+                "the encoder."
             )
 
     def _read(self, captions: Iterable[str]) -> list[str]:
@@ -202,16 +203,15 @@ def first_problems(rows: Sequence[Sequence[str]], checks: Sequence[CaptionCheck]
 def _load(config: TransformersTextConfig) -> Any:
     folder = config.tokenizer_folder
     if not folder.is_dir():
-        raise DataError(
-            f"text_encoder.tokenizer = {folder}: there is no such folder, and nothing is downloaded. "
-            + (fetch_command(folder) or "Name the folder of the encoder's tokenizer.")
-        )
+        hint = fetch_command(folder) or "Name the folder of the encoder's tokenizer."
+        raise DataError(f"text_encoder.tokenizer = {folder} is not a folder, and nothing is downloaded. {hint}")
     check_names_no_code("text_encoder.tokenizer", folder)
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise PlatformError(
-            f"text_encoder.tokenizer = {folder} is read with transformers, which cannot be used here: {error}. {NEEDED}"
+            f"text_encoder.tokenizer = {folder} is read with transformers, which cannot be used here: "
+            f"{error_text(error)}. {NEEDED}"
         ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
@@ -221,8 +221,8 @@ def _load(config: TransformersTextConfig) -> Any:
         raise
     except BaseException as error:  # (a damaged file can raise anything, panics of Rust included)
         raise DataError(
-            f"text_encoder.tokenizer = {folder} is not a tokenizer that transformers can load: {error}. Copy the "
-            "folder again."
+            f"text_encoder.tokenizer = {folder} is not a tokenizer that transformers can load: "
+            f"{str(error).rstrip('.')}. Copy the folder again."
         ) from None
 
 
@@ -310,16 +310,16 @@ def _sidecar_captions(image: Path, locations: Sequence[str], names: _NamesIn) ->
 
 def _read_sidecar(path: Path, location: str) -> ImageCaptions:
     try:
-        check_size(path.name, check_file(path))
+        check_size(check_file(path))
         return parse_caption_file(path.name, read_bytes(path), location)
     except UnusableFile as problem:
         return ImageCaptions(problem=f"has a caption in {path.name}, which {problem}")
 
 
-def check_size(name: str, size: int) -> None:
+def check_size(size: int) -> None:
     """Raise UnusableFile if a file of ``size`` bytes is too large to hold captions."""
     if size > MAX_CAPTION_BYTES:
-        raise UnusableFile(f"has {size:,} bytes, too many for captions ({name})")
+        raise UnusableFile(f"has {size:,} bytes, too many for captions")
 
 
 def parse_caption_file(name: str, content: bytes, location: str) -> ImageCaptions:

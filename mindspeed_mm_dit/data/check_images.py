@@ -15,9 +15,17 @@ from PIL import Image
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file, digest_of
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.source import ColorProfiles, Size
-from mindspeed_mm_dit.data.colours import Colours, colours_of, is_grey
 from mindspeed_mm_dit.data.sources import map_in_threads
-from mindspeed_mm_dit.data.transforms import BACKGROUND, opacity_of, open_image, to_8_bits, upright_size
+from mindspeed_mm_dit.data.transforms import (
+    BACKGROUND,
+    Colours,
+    colours_of,
+    is_grey,
+    opacity_of,
+    open_image,
+    to_8_bits,
+    upright_size,
+)
 
 ImageFile = Path | Callable[[], bytes]
 """A file, or a function that reads its content."""

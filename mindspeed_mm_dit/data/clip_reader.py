@@ -18,9 +18,9 @@ from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.configs.limits import MAX_FRAMES
 from mindspeed_mm_dit.configs.source import Size
-from mindspeed_mm_dit.data.annotation import ClipEntry
 from mindspeed_mm_dit.data.order import Stream, uniforms
 from mindspeed_mm_dit.data.sources import ReadSamples, Rows
+from mindspeed_mm_dit.data.tables import ClipEntry
 from mindspeed_mm_dit.data.transforms import MAX_SCALED_PIXELS, load_still, readable_formats
 from mindspeed_mm_dit.data.video_file import read_frames
 from mindspeed_mm_dit.errors import DataError
@@ -230,6 +230,6 @@ class ClipReader:
             return pixels if self._channels == 3 else grey(pixels)
         except UnusableFile as problem:
             raise DataError(
-                f"{path}: {problem} (line {self._rows.facts[row].entry.line} of {self._param.json_path}). Repair the "
-                "file or take its line out; a run can be resumed from its last checkpoint."
+                f"{path}, of line {self._rows.facts[row].entry.line} in {self._param.json_path}, {problem}. Repair the "
+                "file or take its line out; the run can be resumed from its last checkpoint."
             ) from None

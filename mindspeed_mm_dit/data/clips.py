@@ -14,15 +14,6 @@ import numpy as np
 from mindspeed_mm_dit.configs.files import UnusableFile, check_file
 from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data import builtin
-from mindspeed_mm_dit.data.annotation import (
-    KEYS,
-    AnnotationLine,
-    ClipEntry,
-    UnusableEntry,
-    image_paths,
-    parse_entry,
-    read_annotation,
-)
 from mindspeed_mm_dit.data.buckets import fits, shapes_of
 from mindspeed_mm_dit.data.captions import first_problems
 from mindspeed_mm_dit.data.check_images import colour_notes
@@ -35,10 +26,18 @@ from mindspeed_mm_dit.data.clip_reader import (
     is_still,
     step_between,
 )
-from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.labels import check_labels, names_for_labels, normalize_names, parse_labels
 from mindspeed_mm_dit.data.sources import CACHE_AGAIN, Rows, Source, SourceRequest, first_names, map_in_threads
-from mindspeed_mm_dit.data.transforms import load_still, open_image, still_size
+from mindspeed_mm_dit.data.tables import (
+    KEYS,
+    AnnotationLine,
+    ClipEntry,
+    UnusableEntry,
+    image_paths,
+    parse_entry,
+    read_annotation,
+)
+from mindspeed_mm_dit.data.transforms import Colours, colours_of, load_still, open_image, still_size
 from mindspeed_mm_dit.data.video_file import VideoFacts, read_video_facts
 from mindspeed_mm_dit.errors import DataError
 
@@ -86,10 +85,12 @@ def open_clips(param: ClipsParam, request: SourceRequest) -> Rows:
         listed = "".join(f"\n    {problem}" for problem in problems[:MAX_PROBLEMS])
         rest = len(problems) - MAX_PROBLEMS
         more = f"\n    ... and {rest:,} more" if rest > 0 else ""
-        cure = "Correct these lines or files, or set dataset_param.skip_bad_clips to true."
+        message = f"{len(problems)} of {len(lines)} clips of {path} cannot be used, as listed below. "
         if param.source:
-            cure = f"Remove {param.data_folder}: an earlier version wrote it, and it is written again."
-        raise DataError(f"{path}: {len(problems)} of {len(lines)} clips cannot be used{listed}{more}. {cure}")
+            message += f"An earlier version wrote them. Remove {param.data_folder}, and they are written again."
+        else:
+            message += "Correct the lines or files, or set dataset_param.skip_bad_clips to true."
+        raise DataError(f"{message}{listed}{more}")
     items, classes, notes = _items(param, clips, request)
     sizes = np.array([(clip.longest, *clip.size) for clip in clips], np.int64)
     shapes = None if param.buckets is None else shapes_of(sizes, param)
@@ -141,10 +142,11 @@ def _as_listed(param: ClipsParam, rows: Rows) -> Rows:
             images += [str(Path(param.data_folder, name)) for name in names if clip in cached]
     changed = sorted({path for path, _, _ in cached - listed})
     if changed or listed.total() > len(rows) + rows.skipped:
-        reason = f"was made of {len(rows) + rows.skipped:,} clips, and {param.json_path} lists {listed.total():,}"
+        problem = f"was made of {len(rows) + rows.skipped:,} clips, but {param.json_path} lists {listed.total():,}"
         if changed:
-            reason += f"; of {len(changed):,} it has another caption or label, or none: {first_names(changed)}"
-        raise DataError(f"{param.cache_key} = {param.features}: {reason}. {CACHE_AGAIN}")
+            problem += f", and {len(changed):,} have no entry there or another caption or label"
+            problem += f" ({first_names(changed)})"
+        raise DataError(f"{param.cache_key} = {param.features} {problem}. {CACHE_AGAIN}")
     return replace(rows, files=tuple(images))
 
 
@@ -206,7 +208,7 @@ def _image_bytes(clip: Clip, param: ClipsParam) -> int:
             raise UnusableFile(f"begins or ends with {path}, its {key}, which {problem}") from None
         if size != clip.size:
             (h, w), (high, wide) = clip.size, size
-            raise UnusableFile(f"has frames of {h} x {w}, and its {key}, {path}, {high} x {wide}")
+            raise UnusableFile(f"has frames of {h} x {w}, but its {key}, {path}, has {high} x {wide}")
         total += check_file(path)
     return total
 
@@ -215,14 +217,14 @@ def _clip_of(entry: ClipEntry, facts: VideoFacts, param: ClipsParam) -> Clip:
     """Compare a file with its annotation; raises UnusableFile."""
     if entry.size is not None and entry.size not in (facts.size, facts.stored_size):
         (h, w), (high, wide) = facts.size, entry.size
-        raise UnusableFile(f"has frames of {h} x {w}, and the annotation says {high} x {wide}")
+        raise UnusableFile(f"has frames of {h} x {w}, but the annotation says {high} x {wide}")
     if entry.fps is not None and facts.fps is not None and abs(entry.fps - facts.fps) >= SAME_RATE:
-        raise UnusableFile(f"has {facts.fps:g} frames a second, and the annotation says {entry.fps:g}")
+        raise UnusableFile(f"has {facts.fps:g} frames a second, but the annotation says {entry.fps:g}")
     if entry.num_frames is not None and entry.num_frames > facts.num_frames:
-        raise UnusableFile(f"has {facts.num_frames} frames, and the annotation says {entry.num_frames}")
+        raise UnusableFile(f"has {facts.num_frames} frames, but the annotation says {entry.num_frames}")
     fps = facts.fps or entry.fps
     if param.train_fps is not None and fps is None and facts.num_frames > 1:
-        raise UnusableFile(f"does not state its frames a second, and train_fps = {param.train_fps:g} needs them")
+        raise UnusableFile(f"does not state its frames a second, but train_fps = {param.train_fps:g} needs them")
     num_frames, due = entry.num_frames or facts.num_frames, None
     if facts.times is not None and param.train_fps is not None and param.display == "shown":
         due = facts.times[: num_frames + 1] * param.train_fps
@@ -239,13 +241,13 @@ def _check_long_enough(clip: Clip, param: ClipsParam) -> None:
     lengths = sorted({frames for frames, _, _ in param.sizes})
     if param.buckets is None and clip.due_frames is None:
         needed = 1 + int(frame_numbers(lengths[0], clip.step)[-1])
-        raise UnusableFile(f"is short: it has {clip.num_frames} frames, and num_frames = {lengths[0]} needs {needed}")
+        raise UnusableFile(f"is short: it has {clip.num_frames} frames, but num_frames = {lengths[0]} needs {needed}")
     if param.buckets is None:
-        raise UnusableFile(f"is short: it lasts for {clip.longest} frames, and num_frames = {lengths[0]}")
+        raise UnusableFile(f"is short: it lasts for {clip.longest} frames, but num_frames = {lengths[0]}")
     if clip.longest == 1:
-        raise UnusableFile("has one frame, and no bucket has one frame")
+        raise UnusableFile("has one frame, but no bucket has one frame")
     least = min(frames for frames in lengths if frames > 1)
-    raise UnusableFile(f"is short: it gives {clip.longest} frames, and the shortest video bucket has {least}")
+    raise UnusableFile(f"is short: it gives {clip.longest} frames, but the shortest video bucket has {least}")
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------

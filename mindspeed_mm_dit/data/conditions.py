@@ -156,8 +156,10 @@ class VectorCollator(PlainCollator):
     def __init__(self, condition: Vector, inputs: ConditionBatch) -> None:
         super().__init__(condition, inputs)
         if self._values.shape[1:] != (condition.width,):
-            what, reason = f"predictor: {condition.name} of width {condition.width}", "the samples have vectors of "
-            raise ConfigError(f"{what}: {reason}{self._values.shape[1:]}. Make the two agree.")
+            raise ConfigError(
+                f"The predictor takes {condition.name} of width {condition.width}, but the vectors of the samples have "
+                f"the shape {self._values.shape[1:]}. Make the two agree."
+            )
         bad = ~np.isfinite(self._values).all(1)
         if bad.any():
             raise DataError(f"{inputs.rows.paths[int(bad.argmax())]} has a vector that is not finite. Make it again.")

@@ -104,11 +104,12 @@ def _usable(
     wrong = {number: problem for number, pair in enumerate(pairs) if (problem := pair[0] or pair[1])}
     problems = tuple(f"{rows.paths[number]} {problem}" for number, problem in wrong.items())
     if wrong and not (param.skip_bad_images and len(wrong) < len(rows)):
-        cure = "Write the shard again without them, or set dataset_param.skip_bad_images to true."
-        if not rows.files:
-            hint = similar_name(Path(rows.paths[next(iter(wrong))]))
-            cure = f"{hint}repair or remove them, or set dataset_param.skip_bad_images to true."
-        raise DataError(f"{problems[0]}: {len(wrong)} of {len(rows)} images cannot be used. {cure}")
+        hint = "" if rows.files else similar_name(Path(rows.paths[next(iter(wrong))]))
+        repair = "Write the shard again without them" if rows.files else "Repair or remove them"
+        raise DataError(
+            f"{len(wrong)} of {len(rows)} images cannot be used. The first: {problems[0]}. {hint}{repair}, or set "
+            "dataset_param.skip_bad_images to true."
+        )
     good = np.array([number for number in range(len(rows)) if number not in wrong], np.int64)
     rows, looks = rows.subset(good), [looks[number] for number in good.tolist()] if looks else []
     sizes = shapes = None
@@ -141,14 +142,17 @@ def folder_as_listed(param: DatasetParam, rows: Rows) -> Rows:
     cached = [(os.path.relpath(path, folder), label) for path, label in zip(rows.paths, labels)]
     missing = sorted(set(cached) - set(present))
     if missing or not len(rows) <= len(present) <= len(rows) + rows.skipped:  # (what was skipped may be gone)
-        gone = f"; {missing[0][0]} is gone or has another label" if missing else ""
-        reason = f"was made of {len(rows) + rows.skipped} images, {folder} holds {len(present)}{gone}"
-        raise DataError(f"dataset_param.latents = {param.latents} {reason}. {CACHE_AGAIN}")
+        gone = f", and {missing[0][0]} is gone or has another label" if missing else ""
+        raise DataError(
+            f"dataset_param.latents = {param.latents} was made of {len(rows) + rows.skipped} images, but {folder} "
+            f"holds {len(present)}{gone}. {CACHE_AGAIN}"
+        )
     listed: Mapping[str, ImageCaptions] = dict(zip((path for path, _ in present), captions))
     for path, texts in zip(rows.paths, rows.captions) if listed else ():
         if listed[os.path.relpath(path, folder)].captions != texts:
-            reason = f"was made of other captions: those of {path} have changed"
-            raise DataError(f"dataset_param.latents = {param.latents} {reason}. {CACHE_AGAIN}")
+            raise DataError(
+                f"dataset_param.latents = {param.latents} was made with other captions of {path}. {CACHE_AGAIN}"
+            )
     return replace(rows, classes=(classes or rows.classes) if labelled else (), notes=notes + note)
 
 
@@ -213,10 +217,10 @@ class ImageReader:
                 return candidate % len(self._rows), pixels
         path, problem = self._rows.paths[image], self._bad[image]
         if self.skip_bad:
-            problem += f", nor can any of the {tries - 1} images after it"
+            problem += f", and the {tries - 1} images after it cannot be read either"
         raise DataError(
-            f"{path}: {problem}. Repair or remove the file, or set dataset_param.skip_bad_images to train without "
-            "it; a run can be resumed from its last checkpoint."
+            f"{path} {problem}. Repair or remove the file, or set dataset_param.skip_bad_images to train without it; "
+            "the run can be resumed from its last checkpoint."
         )
 
     def _pixels(self, image: int, size: Size) -> np.ndarray | None:

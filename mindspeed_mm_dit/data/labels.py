@@ -95,13 +95,13 @@ def check_labels(
         label, setting = labels[row], "" if num_classes is None else f" (predictor.num_classes = {end})"
         if 0 <= label < len(classes) and classes[label] != str(label):
             raise DataError(
-                f"{location(row)}: class {classes[label]} is one of {len(classes)}: "
-                f"{first_names(classes, _MAX_NAMES)}; the model has {end}{setting}. Remove its images, or begin a "
-                "new run with this num_classes in model.json."
+                f"{location(row)} is of class {classes[label]}, one of {len(classes)} "
+                f"({first_names(classes, _MAX_NAMES)}), but the model has {end}{setting}. Remove its images, or begin "
+                f"a new run with num_classes = {len(classes)} in model.json."
             )
         raise DataError(
-            f"{location(row)}: label {label} is outside 0 ... {end - 1}{setting}. Correct the label, or num_classes "
-            "in model.json; a name that is a number is the label."
+            f"{location(row)} has the label {label}, which is outside 0 ... {end - 1}{setting}. Correct the label, or "
+            "num_classes in model.json. A name that is a number counts as the label."
         )
 
 
@@ -123,8 +123,8 @@ def _names_in(counts: Mapping[str, int], named: Named) -> tuple[str, ...]:
         kinds = ("a number", "names") if few is numbers else ("a name", "numbers")
         counted = f"{sum(counts[word] for word in many)} of {sum(counts.values())}"
         raise DataError(
-            f"{named(few[0])} is {kinds[0]}; {counted} labels are {kinds[1]}, such as {reprlib.repr(many[0])}. Write "
-            "all labels as numbers, or all as names that are not numbers."
+            f"{named(few[0])} is {kinds[0]}, but {counted} labels are {kinds[1]}, such as {reprlib.repr(many[0])}. "
+            "Write all labels as numbers, or all as names that are not numbers."
         )
     return tuple(sorted(names))
 
@@ -135,8 +135,10 @@ def _number_of(word: str, known: Mapping[str, int], named: Named) -> int:
         return known[word]
     if _NUMBER.fullmatch(word) and int(word) not in range(len(known)):
         return int(word)
-    listed = first_names(list(known), _MAX_NAMES)
-    raise DataError(f"{named(word)} is not one of the classes that the data set lists: {listed}. Name one of these.")
+    raise DataError(
+        f"{named(word)} is not one of the classes that the data set lists ({first_names(list(known), _MAX_NAMES)}). "
+        "Name one of these."
+    )
 
 
 def _notes_of_similar(where: str, words: Collection[str]) -> tuple[str, ...]:
@@ -175,8 +177,8 @@ def split_names(
     if setting:
         if wrong := [name for name, match in zip(names, matches) if not match or int(match[1]) > MAX_CLASS_REPEATS]:
             raise DataError(
-                f"dataset_param.folder_repeats = true: the folder {wrong[0]} is not called like 10_dog, with a "
-                f"number from 1 to {MAX_CLASS_REPEATS}. Rename it, or drop the setting."
+                "dataset_param.folder_repeats = true needs folders named like 10_dog, with a number from 1 to "
+                f"{MAX_CLASS_REPEATS}, and {wrong[0]} is not. Rename it, or drop the setting."
             )
         return pairs
     if setting is False or not pairs or len(pairs) < len(names) or set(known_classes) & set(names):

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.data.tables import JSONL, Listing, is_index, read_table
 from mindspeed_mm_dit.data.transforms import READER_OF, readable_formats
 from mindspeed_mm_dit.errors import DataError, nearest
 
-FLATTENED_CURE = "Unpack the archive again with a program that turns them into folders, such as unzip."
+UNPACK_AGAIN = "unpack the archive again with a program that turns them into folders, such as unzip"
 
 
 def list_images(param: DatasetParam, labelled: bool = True, known_classes: Sequence[str] = ()) -> Listing:
@@ -34,9 +34,11 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
         write_builtin(IMAGES, param.source, folder)
     if not param.data_folder or not is_folder(folder):
         siblings = _entries(folder.parent) if folder.name and is_folder(folder.parent) else []
-        cure = nearest(folder.name, [entry.name for entry in siblings if _is_link_to_folder(entry)])
-        what = f"dataset_param.data_folder = {param.data_folder}"
-        raise DataError(f"{what}: {not_a_folder_reason(folder)}. {cure}correct the path in data.json.")
+        hint = nearest(folder.name, [entry.name for entry in siblings if _is_link_to_folder(entry)])
+        raise DataError(
+            f"dataset_param.data_folder = {param.data_folder} {not_a_folder_reason(folder)}. {hint}Correct the path in "
+            "data.json."
+        )
     if param.index:
         listing = _list_index(folder, param, labelled, known_classes)
     elif param.single_class or not labelled:
@@ -47,27 +49,25 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
         paths = [folder / path for path, _ in listing.rows]
         listing = listing._replace(captions=read_sidecar_captions(paths, param.caption_fields))
     if not listing.rows:
-        reason = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
-        what = f"dataset_param.data_folder = {folder}"
-        raise DataError(f"{what} holds no images{reason}. {_cure_of_empty(folder, param.index)}")
+        note = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
+        raise DataError(
+            f"dataset_param.data_folder = {folder} holds no images{note}. {_advice_if_empty(folder, param.index)}"
+        )
     if param.source is not None:
         check_is_source(param.source, folder, [label for _, label in listing.rows], labelled)
     return listing
 
 
-def _cure_of_empty(folder: Path, index: str | None) -> str:
+def _advice_if_empty(folder: Path, index: str | None) -> str:
     if index:
-        return f"write a line image_path,label for each image into {index}"
-    indices = find_index_files(folder)
-    if indices:
-        return f'set dataset_param.index to "{indices[0]}"'
-    cure = "put one folder of images per class there, or name an index with image_path,label"
+        return f"Write a line image_path,label for each image into {index}."
+    if indices := find_index_files(folder):
+        return f'Set dataset_param.index to "{indices[0]}".'
     loose = [entry.name for entry in _entries(folder) if _is_image(entry.name) and not is_hidden(entry.name)]
     if flattened_images(loose):
-        return f"their names have backslashes, which do not separate folders here: {FLATTENED_CURE}"
-    if loose:
-        cure += "; or set dataset_param.single_class to true: all images there are of one class"
-    return cure
+        return f"Their names have backslashes, which do not separate folders here: {UNPACK_AGAIN}."
+    advice = "Put one folder of images per class there, or name an index with image_path,label."
+    return f"{advice} If all are of one class, set dataset_param.single_class to true." if loose else advice
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
@@ -85,8 +85,10 @@ def list_class_folders(
     classes = [directory for directory, paths in images.items() if paths]
     names = normalize_names(path.name for path in classes)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        reason = "occurs twice, written with different Unicode characters that look the same"
-        raise DataError(f"{folder}: class {twice[0]!r}: {reason}. Put the images of both into one folder.")
+        raise DataError(
+            f"{folder} has two folders {twice[0]!r}, written with different Unicode characters that look the same. Put "
+            "the images of both into one."
+        )
     if repeated := split_names(names, folder_repeats, known_classes):
         names = tuple(name for _, name in repeated)
     labels = parse_labels(names, str(folder), lambda number: str(classes[number]), known_classes=known_classes)
@@ -98,8 +100,10 @@ def list_class_folders(
     left_out.add_loose(_entries(folder))
     lost = flattened_images(path for path, _ in rows)
     if lost and len(classes) == 1:
-        reason = f"and {len(lost) - 1} others have a backslash in their name, so that all images are of the one class "
-        raise DataError(f"{folder / lost[0]}: {reason}{names[0]}. {FLATTENED_CURE}")
+        raise DataError(
+            f"{folder / lost[0]} and {len(lost) - 1} others have a backslash in their name, so that all images are of "
+            f"the one class {names[0]}. If these were folders, {UNPACK_AGAIN}."
+        )
     notes = [*left_out.notes(), *labels.notes, *_flattened_note(lost)]
     if empty := [directory.name for directory, paths in images.items() if not paths]:
         notes.append(f"note: these folders are not classes, as they hold no images: {first_names(empty)}")
@@ -126,7 +130,7 @@ def _flattened_note(lost: list[str]) -> list[str]:
         return []
     return [
         f"warning: {len(lost):,} image(s) have a backslash in their name, which does not separate folders here: "
-        f"{lost[0]}; if these were folders, {FLATTENED_CURE}"
+        f"{lost[0]}; if these were folders, {UNPACK_AGAIN}"
     ]
 
 
@@ -145,9 +149,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return list(entries)
     except OSError as error:
-        raise DataError(
-            f"{folder} cannot be read: {error_text(error)}. Give yourself the right to read it, or move it away."
-        ) from None
+        raise DataError(f"{folder} cannot be read: {error_text(error)}. Make it readable, or move it away.") from None
 
 
 def _is_link_to_folder(entry: os.DirEntry[str]) -> bool:
@@ -220,11 +222,11 @@ def _list_index(folder: Path, param: DatasetParam, labelled: bool, known_classes
     path, columns = folder / param.index, () if file_endings(param.caption_fields) else param.caption_fields
     if not os.path.lexists(path):
         classes = [path.name for path in class_folders(folder)]
-        cure = nearest(param.index, find_index_files(folder))
+        advice = nearest(param.index, find_index_files(folder))
         if classes:
-            cure += f'drop "index" from data.json to take the folders there as classes: {first_names(classes)}'
-        cure = cure or "write image_path,label lines there"
-        raise DataError(f"dataset_param.index = {param.index}: there is no {path}. {cure}")
+            advice += f'Drop "index" from data.json to take the folders ({first_names(classes)}) as classes.'
+        advice = advice or "Write image_path,label lines there."
+        raise DataError(f"dataset_param.index = {param.index} names {path}, which does not exist. {advice}")
     listing = read_table(path, labelled, columns, known_classes)
     left_out = _count_unlisted(folder, {image for image, _ in listing.rows})
     notes = [f"note: left out: {left_out:,} image(s) that {path} does not list"] if left_out else []

@@ -147,9 +147,9 @@ class _Reader:
             status = os.waitid(os.P_PID, self.process, os.WEXITED | os.WNOWAIT)
         how = "signal" if status and status.si_code == os.CLD_KILLED else "status"
         return PlatformError(
-            f"the process that reads the data ({self.process}) ended with {how} "
-            f"{status.si_status if status else 'unknown'}. If memory ran out: fewer --num-workers, or a smaller "
-            "dataloader_param.prefetch_batches; --num-workers 0 reads without such a process."
+            f"The process that reads the data ({self.process}) ended with {how} "
+            f"{status.si_status if status else 'unknown'}. If memory ran out, use fewer --num-workers or a smaller "
+            "dataloader_param.prefetch_batches. --num-workers 0 reads without such a process."
         )
 
 

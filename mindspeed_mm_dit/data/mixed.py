@@ -63,8 +63,8 @@ def concat_rows(param: MixedParam, items: tuple[str, ...], parts: Sequence[Rows]
     for part, source in zip(parts, param.sources):
         if "label" in items and part.classes != parts[0].classes:
             raise ConfigError(
-                f"dataset_param.sources: {source.where} has the classes {', '.join(part.classes[:10])}, and the "
-                f"first source {', '.join(parts[0].classes[:10])}. Name the classes of all sources alike."
+                f"dataset_param.sources have different classes: {source.where} has {', '.join(part.classes[:10])}, and "
+                f"the first source {', '.join(parts[0].classes[:10])}. Name the classes of all sources alike."
             )
     parts = [
         replace(part, shapes=np.tile(source.sample_size, (len(part), 1))) if part.shapes is None else part

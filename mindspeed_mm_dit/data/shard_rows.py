@@ -100,10 +100,10 @@ def scan_parquet(path: Path, query: ShardQuery) -> ShardContents:
     except UserError:
         raise
     except UnusableFile as problem:
-        raise DataError(f"{path}: {problem}. Fetch it again, or write it with smaller row groups.") from None
+        raise DataError(f"{path} {problem}. Fetch it again, or write it with smaller row groups.") from None
     except Exception as error:  # (pyarrow can raise anything on damaged pages and headers)
-        reason = " ".join(error_text(error).split())
-        raise DataError(f"{path} is not a complete Parquet file: {reason}. Fetch it again.") from None
+        words = " ".join(error_text(error).split())
+        raise DataError(f"{path} is not a complete Parquet file: {words}. Fetch it again.") from None
 
 
 def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[str, ...]]:
@@ -111,13 +111,13 @@ def _labels_in(path: Path, parquet: Any, name: str) -> tuple[list[str], tuple[st
     column = _column(path, parquet, name, "label_column")
     if column.null_count:
         row = column.is_null().to_numpy().argmax()
-        raise DataError(f"{path}: row {row} has no {name}. Write a label in every row.")
+        raise DataError(f"Row {row} of {path} has no {name}. Write a label in every row.")
     names, labels = _names_of(path, parquet.schema_arrow, name), column.to_pylist()
     if all(type(label) is int for label in labels):
         return [names[label] if 0 <= label < len(names) else str(label) for label in labels], names
     if all(isinstance(label, str) for label in labels):
         return [label.strip() for label in labels], names
-    raise DataError(f"{path}: column {name} holds {column.type}. Labels are whole numbers, or names.")
+    raise DataError(f"Column {name} of {path} holds {column.type}, but labels are whole numbers, or names.")
 
 
 def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
@@ -130,15 +130,17 @@ def _names_of(path: Path, schema: Any, label_column: str) -> tuple[str, ...]:
         return ()
     class_names = normalize_names(map(str, listed))
     if twice := next((name for name, count in Counter(class_names).items() if count > 1), None):
-        raise DataError(f"{path}: column {label_column} lists the class {twice!r} twice. Give each class another name.")
+        raise DataError(f"{path} lists the class {twice!r} of column {label_column} twice. Give each another name.")
     return class_names
 
 
 def _column(path: Path, parquet: Any, name: str, setting: str) -> Any:
     known = parquet.schema_arrow.names
     if name not in known:
-        cure = nearest(name, known) + f"set dataset_param.{setting} to one of {', '.join(known)}"
-        raise DataError(f"{path}: column {name} is not there. {cure}")
+        raise DataError(
+            f"{path} has no column {name}. {nearest(name, known)}Set dataset_param.{setting} to one of "
+            f"{', '.join(known)}."
+        )
     column = parquet.read(columns=[name]).column(0)
     check_unfolded(check_file(path), sum(_text_bytes(chunk) for chunk in column.chunks))
     return column
@@ -223,15 +225,18 @@ def _image_column(path: Path, schema: Any) -> str:
 
     name = next((name for name in IMAGE_COLUMNS if name in schema.names), None)
     if name is None:
-        raise DataError(f"{path} has the columns {', '.join(schema.names)}. Rename the column of the images to image.")
+        raise DataError(
+            f"{path} has no column {' or '.join(IMAGE_COLUMNS)}, but {', '.join(schema.names)}. Rename the column of "
+            "the images to image."
+        )
     column = schema.field(name)
     inner = [column.type.field(number) for number in range(column.type.num_fields)]
     kind = next((field.type for field in inner if field.name == "bytes"), column.type)
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)):
         raise DataError(
-            f"{path}: column {column.name} holds {column.type}, which are not images. Write the files themselves: "
-            "bytes, or {bytes, path} as the Hugging Face hub does."
+            f"Column {column.name} of {path} holds {column.type}, which are not images. Write the bytes of the files, "
+            "or {bytes, path} as the Hugging Face hub does."
         )
     return name
 
@@ -265,7 +270,9 @@ def scan_tar(path: Path, query: ShardQuery) -> ShardContents:
                 captions += [_captions_of(file, image, sample, query.captions)] if query.captions else []
                 left_out["image(s) after the first of a sample"] += len(images) - 1
                 left_out.update(set(sample) - used - set(images))
-    except (tarfile.TarError, UnusableFile, OSError, ValueError) as error:
+    except UnusableFile as problem:
+        raise DataError(f"{path} {problem}. Fetch it again.") from None
+    except (tarfile.TarError, OSError, ValueError) as error:
         raise DataError(f"{path} is not a complete tar file: {error_text(error)}. Fetch it again.") from None
     return ShardContents(labels, np.array(where, np.int64).reshape(-1, 2), left_out=+left_out, captions=captions)
 
@@ -329,7 +336,7 @@ def _samples(
             sample = {}
         current, ending = (folder, key), (dot + ending).lower()
         if ending in sample:
-            raise DataError(f"{path}: {member.name} occurs twice in one sample. Write the tar again with one of them.")
+            raise DataError(f"{path} holds {member.name} twice in one sample. Write the tar again with one of them.")
         sample[ending] = member
     if sample:
         yield sample
@@ -343,7 +350,7 @@ def _label(path: Path, file: BinaryIO, member: tarfile.TarInfo) -> str:
         if len(content) <= MAX_LABEL_BYTES and label and not set(label) & set("\n\r\0"):
             return label
     raise DataError(
-        f"{path}: {member.name} holds {shorten_repr(content)}, which is not a label. Write a number or a name, in "
+        f"{member.name} in {path} holds {shorten_repr(content)}, which is not a label. Write a number or a name, in "
         "one line."
     )
 
@@ -356,7 +363,10 @@ def _captions_of(
     for location in locations:
         member = sample.get(location.partition(":")[0].lower())
         if member is not None:
-            check_size(member.name, member.size)
+            try:
+                check_size(member.size)
+            except UnusableFile as problem:
+                raise UnusableFile(f"holds {member.name}, which {problem}") from None
             file.seek(member.offset_data)
             parts.append(parse_caption_file(member.name, file.read(member.size), location))
     stem = image.name.rpartition("/")[2].partition(".")[0]

@@ -117,7 +117,7 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
         DataError: naming the folder, or the shard.
     """
     folder, form = Path(param.data_folder), KINDS[param.dataset_type]
-    what, files = f"dataset_param.data_folder = {folder}", _files_of(folder, form, param)
+    files = _files_of(folder, form, param)
     facts = [(str(file.relative_to(folder)), _size_of(file), os.stat(file).st_mtime_ns) for file in files]
     query = ShardQuery(param.label_column if labelled else None, param.caption_fields)
     fingerprint = json.dumps([VERSION, param.dataset_type, query.label, facts, *query.captions])
@@ -135,12 +135,15 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
     if facts_of_rows["read_bytes"] > SLOW_SCAN_BYTES:
         mebibytes = facts_of_rows["read_bytes"] / 2**20
         notes.append(
-            f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each "
-            "image that is read at random: write the shards with row groups of some 100 images"
+            f"warning: the largest row group has {mebibytes:,.0f} MiB, all of which is read for each image that is "
+            "read at random: write the shards with row groups of some 100 images"
         )
     if not len(where):
-        reason = f" ({left_out[0].partition(': ')[2]})" if left_out else ""
-        raise DataError(f"{what}: its shards hold no {'images with labels' if labelled else 'images'}{reason}.")
+        note = f" ({left_out[0].partition(': ')[2]})" if left_out else ""
+        raise DataError(
+            f"dataset_param.data_folder = {folder} has shards without "
+            f"{'images that have labels' if labelled else 'images'}{note}. Name a folder of other shards."
+        )
     rows, labels = ShardRows(files, starts, where, np.arange(len(where)), form.reader()), Labels(index["labels"], ())
     if labelled:
         words, stated, numbers = facts_of_rows["words"], facts_of_rows["stated"], index["labels"]
@@ -157,15 +160,17 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
 def _files_of(folder: Path, form: ShardFormat, param: DatasetParam) -> list[Path]:
     what = f"dataset_param.data_folder = {folder}"
     if not is_folder(folder):
-        raise DataError(f"{what}: {not_a_folder_reason(folder)}. Correct the path in data.json.")
+        raise DataError(f"{what} {not_a_folder_reason(folder)}. Correct the path in data.json.")
     chosen = shard_files(folder, param)
     if not chosen:
-        begin = f", and whose names begin with {param.split!r}" if param.split else ""
-        raise DataError(f"{what} holds no files that end in {form.suffix}{begin}.")
+        begin = f" and begin with {param.split!r}" if param.split else ""
+        raise DataError(
+            f"{what} holds no files whose names end in {form.suffix}{begin}. Correct the path in data.json."
+        )
     splits = sorted({match[1] for path in chosen if (match := _SPLIT.match(path.name))})
     if len(splits) > 1 and param.split is None:
         name = "train" if "train" in splits else splits[0]
-        raise DataError(f'{what} holds the splits {", ".join(splits)}. Name one: "split": "{name}".')
+        raise DataError(f'{what} holds the splits {", ".join(splits)}. Name one, such as "split": "{name}".')
     return chosen
 
 
@@ -179,7 +184,7 @@ def _size_of(file: Path) -> int:
     try:
         return check_file(file)
     except UnusableFile as problem:
-        raise DataError(f"{file}: {problem}. Fetch it again, or remove it.") from None
+        raise DataError(f"{file} {problem}. Fetch it again, or remove it.") from None
 
 
 def _scan_shards(files: Sequence[Path], form: ShardFormat, query: ShardQuery) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ PROBLEMS_SHOWN = 5
 MAX_KINDS = 10
 FILES_PER_TASK = 32
 """Handing one file to a thread costs as much as looking at a small one."""
-CACHE_AGAIN = "make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ..."
+CACHE_AGAIN = "Make the cache again, in an empty folder: mm-dit cache-latents --model ... --data ... --output ..."
 """What to do about a cache that does not fit the data set."""
 
 In = TypeVar("In")

@@ -1,8 +1,15 @@
-"""Tables of samples with the line of each entry: CSV, one JSON object per line, or one JSON list.
+"""Tables of samples with the line of each entry: the index of an image folder, and the annotation of clips.
 
-An image folder may have an index: a CSV with the columns image_path,label and a line per image, or a .jsonl with these
-keys. An index of captions has the columns that data.json names, and may lack labels; its image column may also be
-called file_name, as on the hub, or file or image. An image may have several lines, each with a caption.
+An index is a CSV with the columns image_path,label and a line per image, or a .jsonl with these keys. An index of
+captions has the columns that data.json names, and may lack labels; its image column may also be called file_name, as on
+the hub, or file or image. An image may have several lines, each with a caption.
+
+An annotation has MindSpeed-MM's format, one JSON list, or one JSON object per line:
+
+    {"path": "videos/1.mp4", "cap": "A dog runs.", "num_frames": 81, "fps": 24, "resolution": {"height": 480, ...}}
+
+``cap`` may be a list, one of which is chosen at random each time. The resolution may be a pair [height, width].
+num_frames, fps and resolution are optional: the video file has them too. No image or video is opened here.
 """
 
 from __future__ import annotations
@@ -14,15 +21,15 @@ import posixpath
 import re
 import reprlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_file, lines_of, read_bytes
+from mindspeed_mm_dit.configs.files import UnusableFile, check_file, error_text, lines_of, read_bytes
 from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.data.captions import ImageCaptions, as_text_list
-from mindspeed_mm_dit.data.labels import normalize_names, parse_labels
+from mindspeed_mm_dit.data.labels import ANY_CLASSES, normalize_names, parse_labels
 from mindspeed_mm_dit.errors import DataError
 
 IMAGE, LABEL = "image_path", "label"
@@ -71,9 +78,9 @@ def read_table(
     class names of a run or cache to continue.
 
     Raises:
-        DataError: naming file, line and cure.
+        DataError: naming file and line.
     """
-    text = read_text(path, "dataset_param.index", "name a CSV file with the columns image_path,label")
+    text = read_text(path, "dataset_param.index", "Name a CSV file with the columns image_path,label.")
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise DataError(f"{path}: line {line} holds a NUL byte, so it is not text. Save the file as UTF-8.")
@@ -115,30 +122,32 @@ def _check_columns(path: Path, columns: list[str], required: tuple[str, ...]) ->
     counts = Counter(columns)
     if all(counts[column] == 1 for column in required):
         return
-    cure = f"Its first line must name {','.join(required)}, each once."
     for delimiter, words in _DELIMITERS.items():
         if any(delimiter in name for name in columns):
-            cure = f"Its columns are separated by {words}: save it with commas."
-    raise DataError(f"{path} has the columns {reprlib.repr(columns)}. {cure}")
+            raise DataError(f"{path} has columns separated by {words}: {reprlib.repr(columns)}. Save it with commas.")
+    raise DataError(
+        f"{path} has the columns {reprlib.repr(columns)}. Its first line must name {','.join(required)}, each once."
+    )
 
 
 def _row(where: str, line: int, row: Mapping[Any, Any], required: tuple[str, ...], captions: tuple[str, ...]) -> Row:
     surplus = [field for field in row.get(None) or () if field]
     if surplus:
-        extra = ", ".join(surplus)[:80]
-        what = "path or caption" if captions else "path"
-        raise DataError(f"{where} has more fields than the first line: {extra}. Quote a {what} that holds a comma.")
+        raise DataError(
+            f"{where} has more fields than the first line: {', '.join(surplus)[:80]}. Quote a "
+            f"{'path or caption' if captions else 'path'} that holds a comma."
+        )
     image, label = (*(str(row.get(column) or "") for column in required), "")[:2]
     for column, value in zip(required, (image, label)):
         if not value.strip():
             raise DataError(f"{where} has no {column}. Write {','.join(required)} in every line.")
         if "\n" in value or "\r" in value:
-            raise DataError(f"{where}: column {column} spans several lines. Close the quote that is open there.")
+            raise DataError(f"{where} has a {column} of several lines. Close the quote that is open there.")
     texts = tuple(text for column in captions for text in as_text_list(row.get(column)) or () if text.strip())
     if (path := path_inside(image)) is None:
         raise DataError(
-            f"{where}: {image} leaves dataset_param.data_folder. Paths are relative to it: name a file inside it, or "
-            "set data_folder to the folder of all images."
+            f"{where} names {image}, which leaves dataset_param.data_folder, where paths begin. Name a file inside it, "
+            "or set data_folder to the folder of all images."
         )
     return Row(line, path, normalize_names([label.strip()])[0], texts)
 
@@ -155,8 +164,8 @@ def _check_labels_agree(path: Path, rows: list[Row]) -> None:
         earlier = first.setdefault(row.image, row)
         if earlier.label != row.label:
             raise DataError(
-                f"{path}: line {row.line}: {row.image} has the label {reprlib.repr(row.label)}, and in line "
-                f"{earlier.line} {reprlib.repr(earlier.label)}. Keep one of the two lines: an image has one class."
+                f"{path}: line {row.line} gives {row.image} the label {reprlib.repr(row.label)}, and line "
+                f"{earlier.line} {reprlib.repr(earlier.label)}. Keep one of the two lines, as an image has one class."
             )
 
 
@@ -177,15 +186,15 @@ def read_columns(path: Path) -> list[str]:
     return []
 
 
-def read_text(path: Path, setting: str, cure: str) -> str:
+def read_text(path: Path, setting: str, advice: str) -> str:
     """Return the text of a file that ``setting`` names; raises DataError, with the line if it is not UTF-8."""
     try:
         return read_bytes(path).decode("utf-8-sig")  # Excel begins a file with a byte order mark
     except UnusableFile as problem:
-        raise DataError(f"{setting} = {path}: {problem}. {cure}") from None
+        raise DataError(f"{setting} = {path} {problem}. {advice}") from None
     except UnicodeDecodeError as error:
         line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
-        raise DataError(f"{path}: line {line} is not UTF-8: byte {byte:#04x}. Save the file as UTF-8.") from None
+        raise DataError(f"{path}: line {line} is not UTF-8 (byte {byte:#04x}). Save the file as UTF-8.") from None
 
 
 def csv_lines(path: Path, text: str) -> tuple[list[str], Iterator[Entry]]:
@@ -213,13 +222,15 @@ def json_lines(path: Path, text: str, parse: Callable[[str], Any] | None = None)
             try:
                 yield number, parse(line) if parse else json.loads(line, object_pairs_hook=_object)
             except (ValueError, RecursionError) as error:
-                raise _not_json(path, number, error, line, "write one object in each line, as json.dump does") from None
+                raise _not_json(
+                    path, number, error, line, "Write one object in each line, as json.dump does."
+                ) from None
 
 
 def json_list(path: Path, text: str) -> Iterator[Entry]:
     """Yield each value of a JSON list with the line where it begins; raises DataError with file and line."""
     decoder, line, counted = json.JSONDecoder(object_pairs_hook=_object), 1, 0
-    cure = "write a list of objects, as json.dump does; one object a line is a .jsonl"
+    advice = "Write a list of objects, as json.dump does, or one object a line into a .jsonl."
     opening, at = "[", _after_space(text, 0)
     try:
         while text[at : at + 1] == opening:
@@ -236,9 +247,9 @@ def json_list(path: Path, text: str) -> Iterator[Entry]:
         if at < len(text) or opening in "[,":
             raise json.JSONDecodeError(f"Expecting {opening}", text, at)
     except json.JSONDecodeError as error:
-        raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120], cure) from None
+        raise _not_json(path, error.lineno, error, text[max(0, error.pos - 40) :][:120], advice) from None
     except (ValueError, RecursionError) as error:
-        raise _not_json(path, line, error, "", cure) from None
+        raise _not_json(path, line, error, "", advice) from None
 
 
 def _after_space(text: str, at: int) -> int:
@@ -260,16 +271,127 @@ def _record(line: str) -> dict[str, Any]:
     """Return a JSON object, numbers as texts; raises ValueError for anything else, and for what is no text."""
     record = json.loads(line, parse_int=str, parse_float=str)
     if not isinstance(record, dict) or "\\u0000" in (text := json.dumps(record, ensure_ascii=False)):
-        raise ValueError(f"not an object of texts: {reprlib.repr(record)}")
+        raise ValueError(f"it is not an object of texts, but {reprlib.repr(record)}")
     text.encode()  # (JSON can contain half a surrogate pair: UnicodeEncodeError is a ValueError)
     return record
 
 
-def _not_json(path: Path, line: int, error: Exception, around: str, cure: str) -> DataError:
-    reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error) or type(error).__name__
+def _not_json(path: Path, line: int, error: Exception, around: str, advice: str) -> DataError:
     if pair := _PAIR_IN_BRACES.search(around):
-        reason = f"{pair[0]} is neither an object nor a list (MindSpeed-MM's tutorial prints it so)"
-    return DataError(
-        f'{path}: line {line} is not JSON: {reason}. Write "resolution": [480, 832], or {{"height": 480, "width": '
-        "832}."
-    )
+        return DataError(
+            f"{path}: line {line} is not JSON: {pair[0]} is neither an object nor a list, although MindSpeed-MM's "
+            'tutorial prints it so. Write "resolution": [480, 832], or {"height": 480, "width": 832}.'
+        )
+    problem = error.msg if isinstance(error, json.JSONDecodeError) else error_text(error)
+    return DataError(f"{path}: line {line} is not JSON: {problem}. {advice}")
+
+
+# --- an annotation of clips -------------------------------------------------------------------------------------------
+
+KEYS = ("path", "cap", "num_frames", "fps", "resolution")
+CUTTING_KEYS = ("cut", "crop")
+"""Keys with which some MindSpeed-MM models select part of a video. Ignoring them would train on other clips."""
+
+
+class UnusableEntry(Exception):
+    """An entry that names no clip. The message continues after "line 7"."""
+
+
+class ClipEntry(NamedTuple):
+    """A clip as the annotation describes it."""
+
+    line: int
+    """Line of the annotation where the entry begins, from 1."""
+    path: str
+    """Normalized path of the video or image, relative to ``data_folder``."""
+    captions: tuple[str, ...]
+    """Captions of the clip; if there are several, one is chosen at random each time."""
+    num_frames: int | None = None
+    """Number of frames to use; later frames of the video are ignored."""
+    fps: float | None = None
+    """Frames per second."""
+    size: tuple[int, int] | None = None
+    """(H, W) of a frame, in pixels."""
+    label: int | str | None = None
+    """Class of the clip, if labels are requested."""
+
+
+class AnnotationLine(NamedTuple):
+    """An object of the annotation, not checked yet."""
+
+    line: int
+    content: Any
+
+
+def read_annotation(path: Path) -> list[AnnotationLine]:
+    """Return the objects of a .json or .jsonl file; raises DataError with file and line if it is not valid."""
+    text = read_text(path, "dataset_param.json_path", "Correct the path, or write the annotation there.")
+    entries = json_lines(path, text) if path.suffix == JSONL else json_list(path, text)
+    lines = [AnnotationLine(*entry) for entry in entries]
+    if not lines:
+        raise DataError(f"dataset_param.json_path = {path} lists no clips. Write an object for each clip.")
+    return lines
+
+
+def parse_entry(line: AnnotationLine, captioned: bool = True, label_key: str | None = None) -> ClipEntry:
+    """Parse an object of the annotation; raises UnusableEntry.
+
+    captioned: whether captions are requested; label_key: key of the class, if labels are requested.
+    """
+    content = line.content
+    if not isinstance(content, dict):
+        raise UnusableEntry(f"is not an object with path and cap, but {shorten_repr(content)}")
+    for key in CUTTING_KEYS:
+        if content.get(key) is not None:
+            raise UnusableEntry(f"has the key {key}, which selects part of a video: drop it, and cut the file instead")
+    path, captions = _path_of(content, "path"), _captions_of_clip(content) if captioned else ()
+    num_frames, fps, label = content.get("num_frames"), content.get("fps"), content.get(label_key)
+    if num_frames is not None and (type(num_frames) is not int or num_frames < 1):
+        raise UnusableEntry(f"has num_frames = {shorten_repr(num_frames)}, which is not a positive whole number")
+    if fps is not None and (type(fps) not in (int, float) or not 0 < fps < 1e6):
+        raise UnusableEntry(f"has fps = {shorten_repr(fps)}, which is not a positive number")
+    size = _size_of(content.get("resolution"))
+    is_name, is_number = isinstance(label, str) and label.strip(), type(label) is int and 0 <= label < ANY_CLASSES
+    if label_key is not None and not is_name and not is_number:
+        raise UnusableEntry(f"has {label_key} = {shorten_repr(label)}: a label is a number from 0 on, or a name")
+    return ClipEntry(line.line, path, captions, num_frames, fps, size, label)
+
+
+def image_paths(line: AnnotationLine, keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the normalized paths of the images that an object names under ``keys``; raises UnusableEntry."""
+    return tuple(_path_of(line.content, key) for key in keys)
+
+
+def _path_of(content: dict[str, Any], key: str) -> str:
+    path = content.get(key)
+    if path in (None, ""):
+        raise UnusableEntry(f"has no {key}")
+    if not isinstance(path, str) or not path.strip():
+        raise UnusableEntry(f"has {key} = {shorten_repr(path)}, which is not a path")
+    if (short := path_inside(path)) is None:
+        raise UnusableEntry(f"names {path}, which leaves dataset_param.data_folder")
+    return short
+
+
+def _captions_of_clip(content: dict[str, Any]) -> tuple[str, ...]:
+    if "cap" not in content:
+        raise UnusableEntry(f"has no caption (key cap); its keys are {shorten_repr(list(content))}")
+    value = content["cap"]
+    if value in (None, "", []):
+        raise UnusableEntry("has no caption")
+    captions = tuple(value) if isinstance(value, list) else (value,)
+    if any(not isinstance(caption, str) or not caption.strip() for caption in captions):
+        raise UnusableEntry(f"has the caption {shorten_repr(value)}, which is not a text")
+    return captions
+
+
+def _size_of(resolution: Any) -> tuple[int, int] | None:
+    """Return (H, W) from an object {height, width} or a pair."""
+    if resolution is None:
+        return None
+    pair = (resolution.get("height"), resolution.get("width")) if isinstance(resolution, dict) else resolution
+    if not isinstance(pair, (list, tuple)) or len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
+        raise UnusableEntry(
+            f"has the resolution {shorten_repr(resolution)}: write [height, width], or an object with height and width"
+        )
+    return pair[0], pair[1]

@@ -65,8 +65,8 @@ def pyav() -> ModuleType:
         import av.video.reformatter
     except ImportError as error:
         raise PlatformError(
-            f"dataset_type = 'clips': videos are decoded with PyAV, which cannot be used here: {error}. Install the "
-            "packages of requirements/video.txt, or pip install av."
+            f"Videos (dataset_type = 'clips') are decoded with PyAV, which cannot be used here: {error_text(error)}. "
+            "Install the packages of requirements/video.txt, or only PyAV with pip install av."
         ) from None
     return av
 
@@ -119,7 +119,7 @@ def read_frames(path: str | Path, numbers: np.ndarray, display: Display = "shown
             if number in needed:
                 frames[number] = screen.show(frame)
     if count <= last:
-        raise UnusableFile(f"has {count} frames, and frame {last + 1} is needed")
+        raise UnusableFile(f"has {count} frames, but frame {last + 1} is needed")
     return np.stack([frames[number] for number in numbers.tolist()])
 
 
@@ -268,8 +268,9 @@ def _squared(size: Size, ratio: Fraction | None) -> Size:
     if ratio:
         height, width = (height, round(width * ratio)) if ratio > 1 else (round(height / ratio), width)
     if height * width >= MAX_SCALED_PIXELS:
-        reason = f"has pixels of {ratio}: its frames of {size[0]} x {size[1]} would become {height} x {width}"
-        raise UnusableFile(reason)
+        raise UnusableFile(
+            f"has pixels of {ratio}: its frames of {size[0]} x {size[1]} would become {height} x {width}"
+        )
     return height, width
 
 

@@ -27,9 +27,9 @@ __all__ = ["FRAMEWORKS", "activate", "active", "is_active", "nn", "ops", "optim"
 FRAMEWORKS = ("pytorch", "mindspore")
 
 _INSTALL = {
-    "pytorch": "make demo sets one up in .venv, or pip install torch",
-    "mindspore": "make demo-mindspore sets one up in .venv-mindspore, or pip install mindspore 'numpy<2' "
-    "(MSAdapter alone is not enough: this host runs on MindSpore itself)",
+    "pytorch": "Install it with pip install torch, or run make demo, which sets up .venv with it.",
+    "mindspore": "Install it with pip install mindspore 'numpy<2', or run make demo-mindspore, which sets up "
+    ".venv-mindspore with it. (MSAdapter alone is not enough: this host runs on MindSpore itself.)",
 }
 
 _OLDEST = {"pytorch": ("torch", "2.7"), "mindspore": ("mindspore", "2.7")}
@@ -47,7 +47,8 @@ def activate(name: str) -> None:
     global _active
     if _active is not None and _active != name:
         raise PlatformError(
-            f"--ai-framework = {name}: {_active} is already active in this process. Use one process per framework."
+            f"--ai-framework = {name} contradicts {_active}, which is active in this process. Use one process per "
+            "framework."
         )
     if name not in FRAMEWORKS:
         raise PlatformError(f"--ai-framework = {name} must be one of {', '.join(FRAMEWORKS)}.")
@@ -56,10 +57,7 @@ def activate(name: str) -> None:
         with fast_imports():
             importlib.import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
-        raise PlatformError(
-            f"--ai-framework = {name} cannot be used here: {error}. Install it into this Python environment: "
-            f"{_INSTALL[name]}."
-        ) from error
+        raise PlatformError(f"--ai-framework = {name} cannot be used here: {error}. {_INSTALL[name]}") from error
     _active = name
 
 
@@ -72,7 +70,7 @@ def _check_version(distribution: str, oldest: str, name: str) -> None:
         return
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < tuple(map(int, oldest.split("."))):
         raise PlatformError(
-            f"--ai-framework = {name}: {distribution} {installed} is too old. Install {distribution} {oldest} or newer."
+            f"--ai-framework = {name} needs {distribution} {oldest} or newer, but {installed} is installed. Upgrade it."
         )
 
 

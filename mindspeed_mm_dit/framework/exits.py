@@ -78,17 +78,17 @@ def check_launched(environment: Mapping[str, str], framework: str) -> None:
     names = LAUNCH_VARIABLES[framework]
     world_size = integer_variable(environment, names.world_size, 1, 1)
     rank = integer_variable(environment, names.rank, 0, 0)
-    cure = "start it with mm-dit train, torchrun or msrun, or unset the variable that is left in the shell: unset {}"
+    hint = "Start the run with mm-dit train, torchrun or msrun, or unset this variable if it is left in the shell."
     if rank >= world_size:
         raise ConfigError(
-            f"{names.rank} = {rank}: there is no such process: {names.world_size} is "
-            f"{environment.get(names.world_size, 'not set')}. {cure.format(names.rank)}"
+            f"{names.rank} = {rank} is not the number of a process: {names.world_size} is "
+            f"{environment.get(names.world_size, 'not set')}. {hint}"
         )
     missing = [name for name in names.required if not environment.get(name)]
     if world_size > 1 and missing:
         raise ConfigError(
-            f"{names.world_size} = {world_size}: the process would wait for others it cannot find: "
-            f"{', '.join(missing)} not set. {cure.format(names.world_size)}"
+            f"{names.world_size} = {world_size} needs {', '.join(missing)} too, by which processes find each other. "
+            f"{hint}"
         )
 
 

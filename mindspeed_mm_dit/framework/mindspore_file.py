@@ -127,7 +127,7 @@ def write_mindspore_arrays(file: Writable, arrays: Mapping[str, np.ndarray]) -> 
     """Write what :func:`write_mindspore_file` writes into an open file."""
     for name, array in arrays.items():
         if array.dtype not in _TYPES:
-            raise CheckpointError(f"{file.name}: {name}: MindSpore has no tensors of {array.dtype}.")
+            raise CheckpointError(f"{file.name} cannot hold {name}: MindSpore has no tensors of {array.dtype}.")
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         head = b"".join(b"\x08" + _as_varint(size) for size in array.shape)
         head += b"\x12" + _with_length(_TYPES[array.dtype].encode())

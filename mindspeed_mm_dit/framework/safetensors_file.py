@@ -49,7 +49,7 @@ def read_safetensors_file(
             raise ValueError(f"{large[0]} has more than {most_entries:,} entries")
         return {name: _array(data, f"{path}: {name}", entry) for name, entry in tensors.items()}, header.metadata
     except UnusableFile as problem:
-        raise CheckpointError(f"{path}: {problem}. Copy or download it again.") from None
+        raise CheckpointError(f"{path} {problem}. Copy or download it again.") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {type(error).__name__}: {error}. Copy or download it again."

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded
+from mindspeed_mm_dit.configs.files import UnusableFile, check_unfolded, error_text
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.safetensors_file import STORED, widen
 
@@ -76,11 +76,11 @@ def read_torch_file(path: str | Path) -> Any:
         with zipfile.ZipFile(path) as archive:
             return _read(_Archive(path, archive))
     except UnusableFile as problem:
-        raise CheckpointError(f"{path}: {problem}. Copy or download it again.") from None
+        raise CheckpointError(f"{path} {problem}. Copy or download it again.") from None
     except _NO_ZIP as error:
         raise CheckpointError(
-            f"{path} is not a file in PyTorch's zip format: {error}. Save it again with torch.save of PyTorch 1.6 or "
-            "later."
+            f"{path} is not a file in PyTorch's zip format: {error_text(error)}. Save it again with torch.save of "
+            "PyTorch 1.6 or later."
         ) from error
 
 
@@ -137,15 +137,16 @@ def check_pickle(content: bytes) -> None:
 
 
 def _read(archive: _Archive) -> Any:
-    what = str(archive.path)
     pickled = archive.member("data.pkl").tobytes()
     if archive.has_big_endian_numbers():
-        raise CheckpointError(f"{what} was written on a big-endian machine. Save it again on a little-endian one.")
+        raise CheckpointError(f"{archive.path} is from a big-endian machine. Save it again on a little-endian one.")
     try:
         check_pickle(pickled)
         return _plain(_TensorUnpickler(archive, io.BytesIO(pickled)).load())
     except _DAMAGED as error:
-        raise CheckpointError(f"{what}: its pickle is damaged: {error}. Copy or download it again.") from error
+        raise CheckpointError(
+            f"{archive.path} has a damaged pickle: {error_text(error)}. Copy or download it again."
+        ) from error
 
 
 class _TensorUnpickler(pickle.Unpickler):
@@ -166,7 +167,7 @@ class _TensorUnpickler(pickle.Unpickler):
         is_plain = name in _PLAIN_BUILTINS if root in ("builtins", "__builtin__") else root in _PLAIN_MODULES
         if not is_plain and root in _STDLIB_MODULES:
             raise CheckpointError(
-                f"{self._archive.path}: its pickle needs {module}.{name}, which is not loaded from a file. Save a "
+                f"{self._archive.path} needs {module}.{name}, which is not loaded from a file. Save a "
                 "dict of tensors and plain values instead."
             )
         return type(name, (_Inert,), {"what": f"{module}.{name}"})
@@ -264,12 +265,14 @@ def names_in_torch_file(path: str | Path) -> tuple[str, ...]:
             pickled = members.member("data.pkl").tobytes()
             check_pickle(pickled)
             content = _NameUnpickler(members, io.BytesIO(pickled)).load()
-    except (UnusableFile, *_NO_ZIP, *_DAMAGED) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Copy or download it again.") from error
+    except UnusableFile as problem:
+        raise CheckpointError(f"{path} {problem}. Copy or download it again.") from None
+    except (*_NO_ZIP, *_DAMAGED) as error:
+        raise CheckpointError(f"{path} cannot be read: {error_text(error)}. Copy or download it again.") from error
     others = [name for name, value in content.items() if value is not _TENSOR] if isinstance(content, dict) else [""]
     if others or not content:
-        what = f"its {others[0]!r} is no tensor" if others and others[0] else "it holds no tensors by name"
-        raise CheckpointError(f"{path}: {what}. Copy or download it again.")
+        has = f"has {others[0]!r}, which is no tensor" if others and others[0] else "holds no tensors by name"
+        raise CheckpointError(f"{path} {has}. Copy or download it again.")
     return tuple(map(str, content))
 
 
@@ -447,7 +450,9 @@ class _TensorPickler:
     def _tensor(self, array: np.ndarray) -> bytes:
         storage_type = _STORAGES.get(array.dtype)
         if storage_type is None:
-            raise CheckpointError(f"{self._what}: PyTorch has no tensors of {array.dtype}. Convert the array.")
+            raise CheckpointError(
+                f"{self._what} cannot hold {array.dtype}, which PyTorch does not have. Convert the array."
+            )
         array = np.ascontiguousarray(array).reshape(array.shape)  # the former makes 0-D arrays 1-D
         key = str(len(self.arrays))
         self.arrays.append(array)

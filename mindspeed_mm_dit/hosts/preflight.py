@@ -37,7 +37,7 @@ from mindspeed_mm_dit.models.data import check_sizes, models_by_shape, most_expe
 from mindspeed_mm_dit.models.meta import with_tuning
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, Placement, check_model_fits, check_state_fits, memory_warning
+from mindspeed_mm_dit.planning import MemoryLimit, Placement, check_model_fits, check_state_fits, memory_warning
 from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
@@ -78,7 +78,7 @@ def preflight(args: RunConfig) -> RunConfig:
     """Check a run in the order below, and return it with its configs, its opened data and dependent flags.
 
     Raises:
-        UserError: a check failed; it names setting, value, reason and cure.
+        UserError: a check failed; it names setting and value, and what to do.
     """
     host = host_facts()
     args = checked(args, host.world_size)  # flags
@@ -107,7 +107,7 @@ def check_configs(
     two may be None. ``tuning``: what is trained, if that is not the whole model.
 
     Raises:
-        UserError: a check failed; it names setting, value, reason and cure.
+        UserError: a check failed; it names setting and value, and what to do.
     """
     mm = _read(args, host, fsdp2)
     # the model
@@ -191,9 +191,9 @@ def _check_cache_exists(args: RunConfig, param: SourceParam) -> None:
     """Raise DataError, with the whole command, if the cache that data.json names does not exist yet."""
     if param.cache is not None and not os.path.lexists(param.cache):
         files = ["--model", str(args.mm_model), "--data", str(args.mm_data), "--output", param.cache]
-        cure = shlex.join(["mm-dit", "cache-latents", *files])
         raise DataError(
-            f"{param.cache_key} = {param.cache} does not exist yet: there is no {os.path.abspath(param.cache)}. {cure}"
+            f"{param.cache_key} = {param.cache} does not exist yet: there is no {os.path.abspath(param.cache)}. Run: "
+            + shlex.join(["mm-dit", "cache-latents", *files])
         )
 
 
@@ -218,8 +218,8 @@ def with_report(args: RunConfig, model: ModelConfig) -> RunConfig:
 def _check_prompts(file: str, model: ModelConfig) -> None:
     prompts, conditions = read_prompts("--sample-prompts", file), model.predictor.conditions
     if "caption" not in conditions.items or conditions.needs_frames:
-        words = "needs a first frame" if conditions.needs_frames else "is not conditioned on text"
-        raise ConfigError(f"--sample-prompts = {file}: this model {words}. Leave it out.")
+        words = "needs first frames" if conditions.needs_frames else "is not conditioned on text"
+        raise ConfigError(f"--sample-prompts = {file} does not fit this model, which {words}. Leave it out.")
     if len(prompts) > MAX_PROMPTS:
         raise ConfigError(
             f"--sample-prompts = {file} holds {len(prompts):,} prompts, more than {MAX_PROMPTS}. Use fewer prompts."

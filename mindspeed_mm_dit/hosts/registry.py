@@ -125,7 +125,9 @@ def register_host(kind: HostKind) -> None:
         ConfigError: another host has this name.
     """
     if kind.name == "auto":
-        raise ConfigError("host auto means the first host that is recognised. Choose another name.")
+        raise ConfigError(
+            "A host must not be named auto, which means the first host that is recognised. Choose another name."
+        )
     register("host", kind.name, kind)
 
 

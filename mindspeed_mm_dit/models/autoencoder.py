@@ -196,7 +196,7 @@ def _in_patches(x: Tensor) -> Tensor:
     return framework.ops.reshape(framework.ops.permute(_JOINT.pack(x), (0, 2, 1)), (B, 4 * C, H // 2, W // 2))
 
 
-_DIFFUSERS = lazy_module("mindspeed_mm_dit.models.diffusers_autoencoders")
+_DIFFUSERS = lazy_module("mindspeed_mm_dit.models.pytorch_encoders")
 _KL = lazy_module("mindspeed_mm_dit.models.autoencoder_kl")
 _JOINT, _LAYERS = lazy_module("mindspeed_mm_dit.models.joint"), lazy_module("mindspeed_mm_dit.models.layers")
 

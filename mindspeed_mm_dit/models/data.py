@@ -57,7 +57,7 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
     learns, has = _AXES.get(len(model.latent_shape) - 1, "latents"), _AXES[len(size)]
     if learns != has:
         raise ConfigError(
-            f"data.json: dataset_param.dataset_type = {param.dataset_type!r}: its samples are {has}, and predictor "
+            f"data.json: dataset_param.dataset_type = {param.dataset_type!r} has samples that are {has}, but predictor "
             f"{model.predictor.model_id!r} learns {learns}. Use a data.json of {learns}, or a predictor of {has}."
         )
     if param.buckets is not None:
@@ -66,12 +66,13 @@ def check_sizes(model: ModelConfig, param: SourceParam) -> None:
     latent_shape = model.ae.latent_shape(size)
     if latent_shape != model.latent_shape:
         expected = " x ".join(map(str, model.ae.sample_size(model.latent_shape)))
-        takes = f"{_sides(model.latent_shape)}: {has} of {expected} pixels"
-        image_cure = f"set image_size to {expected.split(' x ')[0]}, or change predictor.input_size"
-        video_cure = "make the two agree; no weight of wan or custom_dit depends on latent_size"
+        if has == "videos":
+            hint = "Make the two agree; no weight of wan or custom_dit depends on latent_size."
+        else:
+            hint = f"Set image_size to {expected.split(' x ')[0]}, or change predictor.input_size."
         raise ConfigError(
-            f"data.json: {param.size_setting} makes latents of {_sides(latent_shape)}, and the predictor takes "
-            f"{takes}. {video_cure if has == 'videos' else image_cure}"
+            f"data.json: {param.size_setting} makes latents of {_sides(latent_shape)}, but the predictor takes "
+            f"{_sides(model.latent_shape)}, which are {has} of {expected} pixels. {hint}"
         )
 
 
@@ -119,7 +120,10 @@ def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
         try:
             with_size(model, size)
         except ConfigError as error:
-            raise ConfigError(f"data.json: {param.size_setting}: {' x '.join(map(str, size))}: {error}") from None
+            raise ConfigError(
+                f"data.json: {param.size_setting} makes samples of {' x '.join(map(str, size))}, which do not fit. "
+                f"{error}"
+            ) from None
 
 
 def _sides(latent_shape: tuple[int, ...]) -> str:
@@ -138,8 +142,8 @@ def check_feature_widths(model: ModelConfig) -> None:
     for number, (teacher, width) in enumerate(zip(model.teachers, model.predictor.z_dims)):
         if teacher.width() != width:
             raise ConfigError(
-                f"predictor.z_dims[{number}] = {width}: the teacher's features have width {teacher.width()} (by its "
-                f"config.json). Write {teacher.width()}."
+                f"predictor.z_dims[{number}] = {width} is not the width of the teacher's features, {teacher.width()} "
+                f"(by its config.json). Write {teacher.width()}."
             )
 
 
@@ -151,9 +155,9 @@ def cache_identity(model: ModelConfig, param: SourceParam) -> dict[str, str]:
     texts = [c for c in model.predictor.conditions if c.item == "caption"]
     if not model.ae.is_cacheable and not texts and not model.teachers:
         raise ConfigError(
-            f"{param.cache_key} with ae.model_id = {model.ae.model_id!r}: there is nothing to cache: this "
-            "autoencoder has no latents, so a model trains on the images themselves. Train without a cache, and "
-            f"without {param.cache_key} in data.json."
+            f"There is nothing to cache with ae.model_id = {model.ae.model_id!r}: this autoencoder has no latents, so "
+            f"a model trains on the images themselves. Train without a cache, and without {param.cache_key} in "
+            "data.json."
         )
     identity = {"pixels": param.pixel_cache_key(), "autoencoder": model.ae.identity()}
     for number, section in enumerate(model.text_encoders if texts else ()):
@@ -185,12 +189,12 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> OpenedDataset:
     for shape in cache.latent_shapes:
         if shape not in shapes:
             raise ConfigError(
-                f"{what} contains latents of {shape}, and model.json makes {model.latent_shape} of a sample. Correct "
+                f"{what} contains latents of {shape}, but model.json makes {model.latent_shape} of a sample. Correct "
                 "ae.latent_channels, ae.downsample_factor or the predictor's size of latents."
             )
     if model.ae.samples_posterior and not cache.index.with_std:
         raise ConfigError(
-            f"{what} contains only the mean of the posterior, and model.json samples from it. Make another cache, or "
+            f"{what} contains only the mean of the posterior, but model.json samples from it. Make another cache, or "
             "do not sample the posterior."
         )
     cache.check_features(model.feature_shapes, what)
@@ -205,24 +209,28 @@ def _open_cache(model: ModelConfig, param: SourceParam) -> OpenedDataset:
 
 def _check_cached_text(what: str, cache: Cache, condition: Any) -> None:
     if condition.name not in cache.index.texts:
-        reason = f"contains no {condition.name}, which the predictor is conditioned on"
-        raise ConfigError(f"{what} {reason}. Make another cache in another folder: mm-dit cache-latents.")
+        raise ConfigError(
+            f"{what} contains no {condition.name}, which the predictor is conditioned on. Make another cache in "
+            "another folder with mm-dit cache-latents."
+        )
     for width in cache.widths(condition.name):
         if width != condition.width and condition.width:  # (0: any width, for parts that are concatenated)
-            reason = f"contains {condition.name} of width {width}, and the predictor takes {condition.width}"
-            raise ConfigError(f"{what} {reason}. Correct predictor.{condition.setting}.")
+            raise ConfigError(
+                f"{what} contains {condition.name} of width {width}, but the predictor takes {condition.width}. "
+                f"Correct predictor.{condition.setting}."
+            )
 
 
 def _check_opened(opened: OpenedDataset) -> OpenedDataset:
     """Return ``opened`` after checking that every condition has its items and every label is a class of the model."""
     for item in opened.model.predictor.conditions.items:
         if item not in opened.rows.items:
-            where = f"{opened.param.cache_key} = {opened.param.cache}" if opened.cache else opened.param.where
-            cache_cure = "make the cache again, in an empty folder: mm-dit cache-latents"
-            raise ConfigError(
-                f"{where}: its samples have no {item}, and the predictor is conditioned on it. "
-                f"{cache_cure if opened.cache else 'use a data set whose samples have one'}"
-            )
+            if opened.cache:
+                where = f"{opened.param.cache_key} = {opened.param.cache}"
+                hint = "Make the cache again, in an empty folder, with mm-dit cache-latents."
+            else:
+                where, hint = opened.param.where, "Use a data set whose samples have one."
+            raise ConfigError(f"{where} has samples without {item}, but the predictor is conditioned on it. {hint}")
     opened.collators(opened.rows, 0)
     label = opened.model.predictor.conditions.label
     if label is not None:

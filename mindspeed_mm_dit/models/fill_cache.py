@@ -134,7 +134,7 @@ class CacheWriter:
         for key in ("shard_rows", "dtype"):
             if metadata.get(key) != self._metadata[key]:
                 raise DataError(
-                    f"{path} was made with {key} {metadata.get(key)}, and this run uses {self._metadata[key]}. Use "
+                    f"{path} was made with {key} {metadata.get(key)}, but this run uses {self._metadata[key]}. Use "
                     "the same settings, or another --output."
                 )
         return True
@@ -268,8 +268,8 @@ class CacheWriter:
 
     def _not_finite(self, row: int, what: str) -> DataError:
         return DataError(
-            f"{self._opened.rows.paths[row]}: its {what} not finite (on disk {self.settings.dtype}). Use --dtype "
-            "fp32 and dtype fp32 of ae and text_encoder; if that does not help, the weights are damaged."
+            f"{self._opened.rows.paths[row]} cannot be cached: its {what} not finite in {self.settings.dtype}. Use "
+            "--dtype fp32, and dtype fp32 of ae and text_encoder; if that does not help, the weights are damaged."
         )
 
     def finish(self, text_encoders: Callable[[], Sequence[Any]]) -> bool:

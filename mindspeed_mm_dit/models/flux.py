@@ -56,10 +56,7 @@ class SingleBlock(nn.Module):
     def forward(self, x: Tensor, c: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return text and image, (B, L + N, D)."""
         normed, gate = self.norm(x, c)  # (B, L + N, D), (B, D)
-        both = [
-            self.attn(normed, cos, sin, mask),
-            self.act_mlp(self.proj_mlp(normed)),
-        ]
+        both = [self.attn(normed, cos, sin, mask), self.act_mlp(self.proj_mlp(normed))]
         return add_gated(x, gate, self.proj_out(ops.cat(both, 2)))
 
 

@@ -212,12 +212,7 @@ class JointAttention(Attention):
         return (self.norm_added_q(q), self.norm_added_k(k), v) if self.qk_norm else (q, k, v)
 
     def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        text: Tensor,
-        cos: Tensor | None = None,
-        sin: Tensor | None = None,
-        mask: Tensor | None = None,
+        self, x: Tensor, text: Tensor, cos: Tensor | None = None, sin: Tensor | None = None, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Return image (B, N, D) and text (B, L, D), which is None if ``is_last``.
 

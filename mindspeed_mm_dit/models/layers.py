@@ -219,7 +219,9 @@ def with_adapters(network: Any, adapters: Mapping[str, LoraSpec]) -> Any:
         layer = modules.get(name)
         if not isinstance(layer, nn.Linear):
             kind = "absent" if layer is None else f"a {type(layer).__name__}"
-            raise ConfigError(f"an adapter for {name}: in the network it is {kind}, not a Linear of framework.nn.")
+            raise ConfigError(
+                f"The adapter for {name} needs a Linear of framework.nn, but in the network it is {kind}."
+            )
         owner, _, attribute = name.rpartition(".")
         _set_module(modules[owner], attribute, LoraLinear(layer, spec))
     return network

@@ -117,7 +117,7 @@ def _check_layers(predictor: PredictorConfig, network: Any) -> None:
         bases = (base for base in type(value).__mro__ if base.__module__.partition(".")[0] in ("torch", "mindspore"))
         kind = next(bases, type(value))
         raise ConfigError(
-            f"predictor {predictor.model_id!r}: {predictor.network}: {name} is a "
+            f"{name} in {predictor.network}, the network of predictor {predictor.model_id!r}, is a "
             f"{kind.__module__}.{kind.__qualname__}, but plans, initial weights and checkpoints need layers of "
             "mindspeed_mm_dit.framework. Replace `from torch import nn` by `from mindspeed_mm_dit.framework import "
             "nn, ops`; the layers have the same names (docs/extending.md, A predictor)."
@@ -137,10 +137,10 @@ def _named_errors(predictor: PredictorConfig, signature: str) -> Iterator[None]:
             f"line {line}" for frame, line in walk_tb(error.__traceback__) if frame.f_globals["__name__"] == module_name
         ]
         raise ConfigError(
-            f"predictor {predictor.model_id!r}: {predictor.network} fails on the meta backend, in "
-            f"{''.join(lines[-1:]) or 'its call'}: {type(error).__name__}: {error}. It is called as {signature}; the "
-            "meta backend supports the nn and ops of mindspeed_mm_dit.framework, which "
-            "mindspeed_mm_dit/framework/contract.py lists."
+            f"{predictor.network}, the network of predictor {predictor.model_id!r}, fails on the meta backend, in "
+            f"{''.join(lines[-1:]) or 'its call'}. It is called as {signature}, with the nn and ops of "
+            "mindspeed_mm_dit.framework, which mindspeed_mm_dit/framework/contract.py lists. The error was "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -150,6 +150,6 @@ def _check_output(predictor: PredictorConfig, output: Any) -> None:
     if shape is None or tuple(shape) != expected:
         actual = type(output).__name__ if shape is None else tuple(shape)
         raise ConfigError(
-            f"predictor {predictor.model_id!r}: {predictor.network} returns {actual} for a sample, and its config "
-            f"says {expected}. Correct its last layer, or out_channels and latent_shape of its config."
+            f"{predictor.network}, the network of predictor {predictor.model_id!r}, returns {actual} for a sample, but "
+            f"its config says {expected}. Correct its last layer, or out_channels and latent_shape of its config."
         )

@@ -25,6 +25,7 @@ from mindspeed_mm_dit.configs.files import (
     WeightFile,
     check_model_folder,
     check_names_no_code,
+    error_text,
     read_safetensors_header,
     weight_file_in,
 )
@@ -58,14 +59,15 @@ def check_weights(setting: str, folder: Path) -> None:
             tensors = (
                 read_safetensors_header(file).tensors if is_new else {name: {} for name in names_in_torch_file(file)}
             )
-        except (UnusableFile, OSError) as problem:
-            raise CheckpointError(f"{setting} = {file}: {problem}. Copy or download it again.") from None
+        except (UnusableFile, OSError) as error:
+            problem = error if isinstance(error, UnusableFile) else f"cannot be read: {error_text(error)}"
+            raise CheckpointError(f"{setting} = {file} {problem}. Copy or download it again.") from None
         num_tensors += len(tensors)
         for name, dtype in ((name, str(entry.get("dtype", "F32"))) for name, entry in tensors.items()):
             if name.endswith(".weight") and not dtype.startswith(("F", "BF")):
                 raise CheckpointError(
-                    f"{setting} = {file}: weight {name} is stored in {shorten_repr(dtype)}, which is not read here. "
-                    "Use a folder in bfloat16."
+                    f"{setting} = {file} has weight {name} in {shorten_repr(dtype)}, which is not supported. Use a "
+                    "folder in bfloat16."
                 )
     _check_sizes(setting, folder / "config.json", num_tensors)
 
@@ -111,8 +113,8 @@ def _check_sizes(setting: str, file: Path, num_tensors: int) -> None:
         most = num_tensors if key.endswith("_layers") and num_tensors else MAX_WIDENED
         if value is not None and not (type(value) is int and 0 < value <= most):
             raise CheckpointError(
-                f"{setting} = {file}: {key} = {shorten_repr(value)} does not fit the weights in its folder. Copy it "
-                "again."
+                f"{setting} = {file} has {key} = {shorten_repr(value)}, which does not fit the weights in its folder. "
+                "Copy it again."
             )
 
 
@@ -121,7 +123,7 @@ def weights_of_transformers(setting: str, folder: Path) -> WeightFile:
     try:
         return weight_file_in(folder, _WEIGHT_FILES)
     except UnusableFile as problem:
-        raise CheckpointError(f"{setting} = {folder}: {problem}. Copy it again.") from None
+        raise CheckpointError(f"{setting} = {folder} {problem}. Copy it again.") from None
 
 
 def _parts(path: Path, setting: str) -> list[Path]:
@@ -168,7 +170,7 @@ def check_complete(what: str, loading_info: Mapping[str, Any], optional: tuple[s
             more = f", and so are {len(names) - 1} more" if len(names) > 1 else ""
             problems.append(f"weight {names[0]} {words}{more}")
     if problems:
-        raise CheckpointError(f"{what}: {'; '.join(problems)}. Copy the folder again.")
+        raise CheckpointError(f"{what} does not fit its config.json: {'; '.join(problems)}. Copy the folder again.")
 
 
 def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
@@ -188,7 +190,9 @@ def load_diffusers(config: PretrainedAutoencoderConfig) -> Any:
                 path, variant=variant, local_files_only=True, trust_remote_code=False, output_loading_info=True
             )
     except Exception as error:  # (damaged files can raise anything)
-        raise CheckpointError(f"{what}: diffusers cannot load it: {error}. Copy the folder again.") from error
+        raise CheckpointError(
+            f"{what} cannot be loaded by diffusers: {error_text(error)}. Copy the folder again."
+        ) from error
     check_complete(what, loading_info)
     return module
 
@@ -245,7 +249,7 @@ def read_autoencoder_kl(config: AutoencoderKLConfig) -> tuple[KLArchitecture, di
 def read_architecture(path: Path) -> KLArchitecture:
     """Read a diffusers config.json; raises CheckpointError for an unsupported kind of network."""
     if not path.is_file():
-        raise CheckpointError(f"ae: {path}: no such file. Put diffusers' config.json into the folder of the weights.")
+        raise CheckpointError(f"{path} is missing. Put diffusers' config.json into the folder of the weights.")
     content = read_json(path, "ae")
     known = {field.name for field in dataclasses.fields(KLArchitecture)}
     architecture = from_mapping(KLArchitecture, {k: v for k, v in content.items() if k in known}, str(path))
@@ -259,9 +263,9 @@ def read_architecture(path: Path) -> KLArchitecture:
     widths = (*architecture.block_out_channels, *(architecture.decoder_block_out_channels or ()))
     if min(positive) < 1 or any(w < 1 or w % architecture.norm_num_groups for w in widths):
         raise CheckpointError(
-            f"{path}: norm_num_groups = {architecture.norm_num_groups}, block_out_channels = "
-            f"{list(architecture.block_out_channels)}: sizes must be positive, and norm_num_groups divide every "
-            "width. Copy or download the file again."
+            f"{path} has norm_num_groups = {architecture.norm_num_groups}, block_out_channels = "
+            f"{list(architecture.block_out_channels)}, but sizes must be positive, and norm_num_groups must divide "
+            "every width. Copy or download the file again."
         )
     _require_known(path, "act_fn", {architecture.act_fn}, "silu")
     for key, kind in (("down_block_types", "DownEncoderBlock2D"), ("up_block_types", "UpDecoderBlock2D")):
@@ -269,15 +273,15 @@ def read_architecture(path: Path) -> KLArchitecture:
         _require_known(path, key, set(types), kind)
         if len(types) != len(architecture.block_out_channels):
             levels = len(architecture.block_out_channels)
-            raise CheckpointError(f"{path}: {key} names {len(types)} levels, block_out_channels has {levels}.")
+            raise CheckpointError(f"{path} has {key} for {len(types)} levels, but block_out_channels for {levels}.")
     return architecture
 
 
 def _require_known(path: Path, key: str, kinds: set[str], known: str) -> None:
     if kinds - {known}:
         raise CheckpointError(
-            f"{path}: {key} = {', '.join(sorted(kinds - {known}))}: only {known} is supported. Use an autoencoder of "
-            "the SD-VAE kind."
+            f"{path} has {key} = {', '.join(sorted(kinds - {known}))}, but only {known} is supported. Use an "
+            "autoencoder of the SD-VAE kind."
         )
 
 
@@ -304,14 +308,15 @@ def _new_name(name: str) -> str:
 def require_same_names(what: str, expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, np.ndarray]) -> None:
     """Raise CheckpointError unless ``weights`` has exactly the names and shapes ``expected``."""
     missing, unknown = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
-    problems = [*(f"{name} is missing" for name in missing[:1]), *(f"{name} is unknown" for name in unknown[:1])]
+    problems = [*(f"lacks weight {name}" for name in missing[:1]), *(f"has unknown {name}" for name in unknown[:1])]
     if problems:
-        raise CheckpointError(f"{what}: weight {'; '.join(problems)}. Use the files of a diffusers AutoencoderKL.")
+        raise CheckpointError(f"{what} {' and '.join(problems)}. Use the files of a diffusers AutoencoderKL.")
     for name, shape in expected.items():
         if weights[name].shape != shape:
-            raise CheckpointError(f"{what}: weight {name} is {weights[name].shape}, config.json makes it {shape}.")
+            raise CheckpointError(
+                f"{what} has weight {name} of shape {weights[name].shape}, but config.json makes it {shape}."
+            )
         if weights[name].dtype.kind != "f":
             raise CheckpointError(
-                f"{what}: weight {name} is stored in {weights[name].dtype}, which is not read here. Use a file in "
-                "bfloat16."
+                f"{what} has weight {name} in {weights[name].dtype}, which is not supported. Use a file in bfloat16."
             )

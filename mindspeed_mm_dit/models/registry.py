@@ -152,7 +152,7 @@ def load_image_encoder(config: ImageEncoderConfig | None) -> Callable[[Any], Any
     if config is None:
         return None
     check_framework(config)
-    from mindspeed_mm_dit.models.transformers_pytorch import CLIPVision
+    from mindspeed_mm_dit.models.pytorch_encoders import CLIPVision
 
     return CLIPVision(config)
 
@@ -189,7 +189,7 @@ def _check_image_tokens(encoder: ImageEncoderConfig, condition: ImageTokens) -> 
     actual = (encoder.tokens() * (2 if condition.with_last else 1), encoder.width())
     if actual != (condition.length, condition.width):
         raise ConfigError(
-            f"predictor.image_dim = {condition.width} takes {condition.length} features of that width, and "
+            f"predictor.image_dim = {condition.width} takes {condition.length} features of that width, but "
             f"{encoder.setting} makes {actual[0]} of width {actual[1]} (by its config.json). Name the image_encoder/ "
             "folder of the published model."
         )
@@ -199,9 +199,10 @@ def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfi
     """Raise PlatformError if an encoder cannot run on the active framework."""
     if active() not in config.frameworks:
         raise PlatformError(
-            f"model_id = {config.model_id!r} runs on {' and '.join(_SPELLED[name] for name in config.frameworks)} "
-            f"alone, not on {active()}. Encode once with PyTorch (mm-dit cache-latents), and name the folder in "
-            "dataset_param.latents (for videos in dataset_param.features)."
+            f"model_id = {config.model_id!r} runs only on "
+            f"{' and '.join(_SPELLED[name] for name in config.frameworks)}, not on {active()}. Encode once with "
+            "PyTorch (mm-dit cache-latents), and name the folder in dataset_param.latents (for videos in "
+            "dataset_param.features)."
         )
 
 
@@ -232,7 +233,7 @@ Tensor = Any
 
 
 def _build(config: TransformersTeacherConfig, side: int) -> Any:
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersTeacher
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersTeacher
 
     return TransformersTeacher(config, side)
 
@@ -244,10 +245,10 @@ def check_vision_files(config: TransformersVisionConfig) -> None:
     what, patch = f"{config.setting} = {config.folder}", config.number("patch_size")
     for name, array in read_tensors(config.setting, config.folder):
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise CheckpointError(f"{what}: its weight {name} has numbers that are not finite. Copy the folder again.")
+            raise CheckpointError(f"{what} has weight {name} with numbers that are not finite. Copy the folder again.")
         if array.ndim == 4 and array.shape[-2:] != (patch, patch):  # (the patch embedding is its only convolution)
             raise CheckpointError(
-                f"{what}: config.json has patch_size = {patch}, and the weight {name} is {array.shape}. Copy the "
+                f"{what} has patch_size = {patch} in its config.json, but its weight {name} is {array.shape}. Copy the "
                 "folder again."
             )
 

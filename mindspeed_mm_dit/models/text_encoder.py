@@ -9,11 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import ENCODERS, POOLING, JoinedText
-from mindspeed_mm_dit.configs.limits import shorten_repr
-from mindspeed_mm_dit.configs.text_encoder import (
-    TextEncoderConfig,
-    TransformersTextConfig,
-)
+from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, Tokenizer, caption_problems
 from mindspeed_mm_dit.data.conditions import Arrays, CaptionCollator, ConditionBatch, ConditionKind
 from mindspeed_mm_dit.data.order import Stream, bernoulli
@@ -72,9 +68,9 @@ class TextEncoder:
 
 def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> None:
     """Raise ConfigError naming ``flag`` if a caption is too long for the encoder or has no words."""
-    for caption, problem in zip(captions, caption_problems(tokenizer, captions)):
+    for problem in caption_problems(tokenizer, captions):
         if problem:
-            raise ConfigError(f"{flag} = {shorten_repr(caption)}: {problem}. Write it shorter, in words.")
+            raise ConfigError(f"{flag} {problem}. Write it shorter, in words.")
 
 
 def check_files(config: TransformersTextConfig) -> None:
@@ -83,38 +79,42 @@ def check_files(config: TransformersTextConfig) -> None:
 
 
 def folder_tokenizer(
-    config: TransformersTextConfig, model_type: str, cure: str, ids: Sequence[str], positions: str
+    config: TransformersTextConfig, model_type: str, hint: str, ids: Sequence[str], positions: str
 ) -> CaptionTokenizer:
     """Return the tokenizer of an encoder in a transformers folder, after checking that both belong together.
 
-    model_type: the encoder's required model_type in config.json; ids: the special ids that both must have in common;
-    positions: the key of config.json for the longest text, if there is one.
+    model_type: the encoder's required model_type in config.json; hint: a sentence on where to find one; ids: the
+    special ids that both must have in common; positions: the key of config.json for the longest text, if there is one.
     Raises ConfigError if they do not belong together; reads no weights.
     """
     encoder = config.read()
     if encoder.get("model_type") != model_type:
-        reason = f"is of a {encoder.get('model_type')!r}, not of a {model_type!r}"
-        raise ConfigError(f"text_encoder.from_pretrained = {config.config_file} {reason}. {cure}")
+        raise ConfigError(
+            f"text_encoder.from_pretrained = {config.config_file} is of a {encoder.get('model_type')!r}, not of a "
+            f"{model_type!r}. {hint}"
+        )
     if positions and config.max_length > config.number(positions):
         most = config.number(positions)
-        reason = f"is more than the encoder reads: {positions} is {most}"
-        raise ConfigError(f"text_encoder.max_length = {config.max_length} {reason}. Use at most {most}.")
+        raise ConfigError(
+            f"text_encoder.max_length = {config.max_length} is more than the encoder reads: its {positions} is {most}. "
+            f"Use at most {most}."
+        )
     tokenizer = CaptionTokenizer(config)
     rows, known = encoder.get("vocab_size"), tokenizer.vocabulary_size
     if type(rows) is not int or not known <= rows < known + MAX_SPARE_ROWS:
-        raise _mismatch(config, f"the encoder has vocab_size = {rows}, and the tokenizer {known} ids")
+        raise _mismatch(config, f"the encoder has vocab_size = {rows}, but the tokenizer {known} ids")
     for name in ids:
         if encoder.get(name) != tokenizer.special_ids[name]:
             theirs = tokenizer.special_ids[name]
-            raise _mismatch(config, f"the encoder has {name} = {encoder.get(name)}, and the tokenizer {theirs}")
+            raise _mismatch(config, f"the encoder has {name} = {encoder.get(name)}, but the tokenizer {theirs}")
     tokenizer.check_template()
     return tokenizer
 
 
-def _mismatch(config: TransformersTextConfig, reason: str) -> ConfigError:
+def _mismatch(config: TransformersTextConfig, difference: str) -> ConfigError:
     return ConfigError(
         f"text_encoder.tokenizer = {config.tokenizer_folder} does not belong to the encoder in "
-        f"{config.from_pretrained}: {reason}. Name the tokenizer that came with the encoder."
+        f"{config.from_pretrained}: {difference}. Name the tokenizer that came with the encoder."
     )
 
 

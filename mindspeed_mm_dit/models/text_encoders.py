@@ -28,15 +28,15 @@ _TABLES = ("shared.weight", "encoder.embed_tokens.weight")
 """Names of T5's table of tokens, which files may hold once or twice."""
 
 
-def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, cure: str, *ids: str,
+def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, hint: str, *ids: str,
           positions: str = "", check: Any = check_files) -> TextEncoderKind:  # fmt: skip
-    opened = partial(folder_tokenizer, model_type=model_type, cure=cure, ids=ids, positions=positions)
+    opened = partial(folder_tokenizer, model_type=model_type, hint=hint, ids=ids, positions=positions)
     return TextEncoderKind(config, opened, build, check)
 
 
 def _build_t5(config: TransformersTextConfig, module: str = "UMT5EncoderModel", reads_padding: bool = False) -> Any:
     """Build an encoder that returns its last hidden states and no pooled vector; a decoder is left out."""
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
     return TransformersEncoder(config, module, partial(_encode_t5, reads_padding), ("decoder.", "lm_head."))
 
@@ -51,7 +51,7 @@ def _check_t5(config: TransformersTextConfig) -> None:
     if not are_equal_if_stored("text_encoder.from_pretrained", config.folder, _TABLES):
         raise CheckpointError(
             f"text_encoder.from_pretrained = {config.folder} contains two different tables of tokens, "
-            f"{' and '.join(_TABLES)}, and the encoder has one. Use the files as they were published."
+            f"{' and '.join(_TABLES)}, but the encoder has one. Use the files as they were published."
         )
 
 
@@ -61,7 +61,7 @@ def _encode_t5(reads_padding: bool, network: Any, ids: Any, mask: Any) -> tuple[
 
 def _build_bert(config: BertConfig) -> Any:
     """Build an encoder that returns its states and a pooled vector, pooled as in the files of sentence-transformers."""
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
     encode = partial(_encode_bert, *config.pooling())
     return TransformersEncoder(config, "BertModel", encode, _HEADS, add_pooling_layer=False)
@@ -82,7 +82,7 @@ def _build_clip(config: CLIPTextConfig) -> Any:
 
     As in diffusers' pipelines, padding is attended to. Attention is causal, so this changes only the padding's states.
     """
-    from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+    from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
     projects = config.has_projection
     name = "CLIPTextModelWithProjection" if projects else "CLIPTextModel"
@@ -100,7 +100,7 @@ def _build_language_model(module: str, part: str, *optional: str) -> Any:
     """Return a function that builds an encoder of concatenated states of some layers, without a pooled vector."""
 
     def build(config: LanguageModelConfig) -> Any:
-        from mindspeed_mm_dit.models.transformers_pytorch import TransformersEncoder
+        from mindspeed_mm_dit.models.pytorch_encoders import TransformersEncoder
 
         return TransformersEncoder(config, module, partial(_encode_language_model, config.layers), optional, part)
 
@@ -114,18 +114,18 @@ def _encode_language_model(layers: tuple[int, ...], network: Any, ids: Any, mask
     return ops.cat([states[layer] for layer in layers], 2), None
 
 
-UMT5 = _kind(UMT5Config, _build_t5, "umt5", "name the text_encoder/ folder of Wan, or another UMT5",
+UMT5 = _kind(UMT5Config, _build_t5, "umt5", "Name the text_encoder/ folder of Wan, or another UMT5.",
              "pad_token_id", "eos_token_id", check=_check_t5)  # fmt: skip
-T5 = _kind(T5Config, _build_plain_t5, "t5", "name a text_encoder_2/ folder of FLUX, or another T5",
+T5 = _kind(T5Config, _build_plain_t5, "t5", "Name a text_encoder_2/ folder of FLUX, or another T5.",
            "pad_token_id", "eos_token_id", check=_check_t5)  # fmt: skip
-BERT = _kind(BertConfig, _build_bert, "bert", "name the folder of a BERT, such as sentence-transformers' MiniLM",
+BERT = _kind(BertConfig, _build_bert, "bert", "Name the folder of a BERT, such as sentence-transformers' MiniLM.",
              "pad_token_id", positions="max_position_embeddings")  # fmt: skip
 CLIP_TEXT = _kind(CLIPTextConfig, _build_clip, "clip_text_model",
-                  "name a text_encoder/ folder of Stable Diffusion 3 or FLUX, or another CLIPTextModel",
+                  "Name a text_encoder/ folder of Stable Diffusion 3 or FLUX, or another CLIPTextModel.",
                   positions="max_position_embeddings")  # fmt: skip
 QWEN2_5_VL = _kind(Qwen25VLConfig, _build_language_model("Qwen2_5_VLForConditionalGeneration", "model.language_model"),
-                   "qwen2_5_vl", "name the text_encoder/ folder of Qwen-Image, or another Qwen2.5-VL")  # fmt: skip
+                   "qwen2_5_vl", "Name the text_encoder/ folder of Qwen-Image, or another Qwen2.5-VL.")  # fmt: skip
 QWEN3 = _kind(Qwen3Config, _build_language_model("Qwen3Model", "", "lm_head."), "qwen3",
-              "name the text_encoder/ folder of Z-Image or FLUX.2-klein, or another Qwen3")  # fmt: skip
+              "Name the text_encoder/ folder of Z-Image or FLUX.2-klein, or another Qwen3.")  # fmt: skip
 MISTRAL3 = _kind(Mistral3Config, _build_language_model("Mistral3ForConditionalGeneration", "model.language_model"),
-                 "mistral3", "name the text_encoder/ folder of FLUX.2-dev, or another Mistral Small 3")  # fmt: skip
+                 "mistral3", "Name the text_encoder/ folder of FLUX.2-dev, or another Mistral Small 3.")  # fmt: skip

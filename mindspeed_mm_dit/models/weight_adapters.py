@@ -103,9 +103,9 @@ class WeightAdapter:
 def shape_of(shapes: Shapes, name: str, ndim: int) -> Shape:
     """Return the shape of ``name``; raises CheckpointError if it is missing or does not have ``ndim`` axes."""
     if name not in shapes:
-        raise CheckpointError(f"SOURCE: {name} is missing, so the architecture is unknown.")
+        raise CheckpointError(f"SOURCE has no weight {name}, so its architecture is unknown.")
     if len(shapes[name]) != ndim:
-        raise CheckpointError(f"SOURCE: {name} is {tuple(shapes[name])}, expected {ndim} dimensions.")
+        raise CheckpointError(f"SOURCE has weight {name} of shape {tuple(shapes[name])}, but it must have {ndim} axes.")
     return tuple(shapes[name])
 
 
@@ -119,8 +119,8 @@ def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...
     """Return ``section`` without the keys of ``fixed``; raises ConfigError if one has another value than those."""
     for key, values in fixed.items():
         if key in section and section[key] not in values:
-            words = " or ".join(map(shorten_repr, values))
-            raise ConfigError(f"{key} = {shorten_repr(section[key])} is not supported, only {words}.")
+            supported = " or ".join(map(shorten_repr, values))
+            raise ConfigError(f"{key} = {shorten_repr(section[key])} is not supported. It must be {supported}.")
     return {key: value for key, value in section.items() if key not in fixed}
 
 

@@ -34,7 +34,7 @@ NOISE_LEVEL = "noise_level"
 
 def check_steps(config: Any, steps: int, options: Any) -> None:
     """Raise ConfigError unless ``steps`` is in the range of every sampler."""
-    check_between("--steps", steps, 1, MAX_STEPS, "use fewer")
+    check_between("--steps", steps, 1, MAX_STEPS)
 
 
 class Sampler(NamedTuple):
@@ -138,9 +138,11 @@ def find_sampler(config: Any, name: str, flag: str = "--sampler") -> Sampler:
         )
     if name not in samplers:
         others = [model_id for model_id, objective in OBJECTIVES.items() if name in objective.samplers]
-        reason = f"is for {' and '.join(others)}, and this model was trained with {config.model_id}"
-        reason, hint = (reason, "") if others else ("unknown sampler", nearest(name, samplers))
-        raise ConfigError(f"{flag} = {name!r}: {reason}. {hint}For {config.model_id}: {', '.join(samplers)}")
+        if others:
+            problem = f"is for {' and '.join(others)}, but this model was trained with {config.model_id}. "
+        else:
+            problem = f"is an unknown sampler. {nearest(name, samplers)}"
+        raise ConfigError(f"{flag} = {name!r} {problem}The samplers for {config.model_id} are {', '.join(samplers)}.")
     return samplers[name]
 
 

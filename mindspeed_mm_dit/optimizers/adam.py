@@ -29,11 +29,7 @@ def numbers(config: AdamConfig, lr: float, step: int) -> tuple[float, ...]:
     """Return step size, root of the bias correction of the second moment, 1 - beta1 and 1 - beta2."""
     # (computed here because 1 - 0.999 has a relative error of 1e-5 in a float32 graph)
     corrections = lr / (1 - config.adam_beta1**step), (1 - config.adam_beta2**step) ** 0.5
-    return (
-        *corrections,
-        1 - config.adam_beta1,
-        1 - config.adam_beta2,
-    )
+    return (*corrections, 1 - config.adam_beta1, 1 - config.adam_beta2)
 
 
 def change(

@@ -79,7 +79,7 @@ def flag(default: Any, help_text: str, **how: Any) -> Any:
     return field(default=default, metadata={"help": help_text, "how": how})
 
 
-def require(config: Any, name: str, good: bool, reason: str) -> None:
+def require(config: Any, name: str, good: bool, problem: str) -> None:
     """Raise ConfigError, naming the flag of setting ``name``, unless ``good``."""
     if not good:
-        raise ConfigError(f"{flag_of(name)} = {getattr(config, name)}: {reason}.")
+        raise ConfigError(f"{flag_of(name)} = {getattr(config, name)} {problem}.")

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, nearest
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, not_known
 from mindspeed_mm_dit.optimizers.adam import ADAM
 from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer, Optimizer
 from mindspeed_mm_dit.registry import Registry
@@ -52,7 +52,7 @@ def check_flags(name: str, flags: Mapping[str, Any]) -> None:
     for setting, (field, owners) in settings().items():
         if name not in owners and (value := flags[setting]) != field.default:
             raise ConfigError(
-                f"{flag_of(setting)} = {value} means nothing to --optimizer {name}. Leave it out, or use "
+                f"{flag_of(setting)} = {value} has no effect with --optimizer {name}. Leave it out, or use "
                 f"{' or '.join(owners)}."
             )
 
@@ -87,7 +87,5 @@ def _names(record: Optimizer) -> list[str]:
 
 def _find(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
-        raise ConfigError(
-            f"--optimizer = {name!r}: unknown optimizer. {nearest(name, OPTIMIZERS)}Known here: {', '.join(OPTIMIZERS)}"
-        )
+        raise not_known(f"--optimizer = {name!r}", name, OPTIMIZERS)
     return OPTIMIZERS[name]

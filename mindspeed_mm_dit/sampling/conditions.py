@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions, FirstFrame, Vector
-from mindspeed_mm_dit.configs.files import UnusableFile, lines_of, read_npy
+from mindspeed_mm_dit.configs.files import UnusableFile, error_text, lines_of, read_npy
 from mindspeed_mm_dit.configs.limits import BYTES, shorten_repr
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.clip_reader import grey
@@ -91,8 +91,9 @@ def requested_conditions(
         values["label"] = _labels(request.classes, model.classes, conditions.label.num_classes)
     negative = {"caption": request.negative_prompt} if request.negative_prompt else {}
     if "caption" in conditions.items:
-        cure = f"for example {[*model.captions, 'a seven moves left'][0]!r}"
-        values["caption"] = _as_list("--prompt", request.prompts, "this model is conditioned on text", cure)
+        example = [*model.captions, "a seven moves left"][0]
+        missing = f"--prompt is missing, and this model is conditioned on texts. Write one such as {example!r}."
+        values["caption"] = _as_list("--prompt", request.prompts, missing)
         check_prompts(config, values["caption"], "--prompt", tokenizers)
         check_prompts(config, [*negative.values()], "--negative-prompt", tokenizers)
         if note := note_of_words(config, model.words, values["caption"]):
@@ -100,8 +101,8 @@ def requested_conditions(
     if "vector" in conditions.items:
         vectors = request.vectors
         vectors = read_vectors(vectors) if isinstance(vectors, (str, Path)) else vectors
-        cure = "name an .npy of (N, P)"
-        values["vector"] = _as_list("--vectors", vectors, "this model is conditioned on vectors", cure)
+        missing = "--vectors is missing, and this model is conditioned on vectors. Name an .npy of shape (N, P)."
+        values["vector"] = _as_list("--vectors", vectors, missing)
     if conditions.frames:
         values["image"] = requested_images(config, request.image, request.last_image)
     requested = SampleConditions(_together(values), negative)
@@ -117,14 +118,19 @@ def check_takes(item: str, conditions: Conditions, flag: str, value: Any) -> Non
     known = [setting for setting in dataclasses.fields(SampleRequest) if setting.metadata["item"] in items]
     inputs = " and ".join(_WORDS.get(name, name) for name in items)
     what = f"{flag} = {shorten_repr(value)}" if isinstance(value, (int, str)) else flag
-    cure = f"Use {word_of(known[0])}." if known else "Leave it out."
-    raise ConfigError(f"{what}: this model is conditioned on {inputs}, not on {_WORDS[item]}. {cure}")
+    hint = f"Use {word_of(known[0])}." if known else "Leave it out."
+    raise ConfigError(
+        f"{what} cannot be used, because this model is conditioned on {inputs}, not on {_WORDS[item]}. {hint}"
+    )
 
 
-def _as_list(flag: str, argument: Any, missing: str = "", cure: str = "") -> list[Any]:
-    """Return an argument as a list; a single name, number or prompt becomes a list of one."""
+def _as_list(flag: str, argument: Any, missing: str = "") -> list[Any]:
+    """Return an argument as a list; a single name, number or prompt becomes a list of one.
+
+    missing: message of the ConfigError if it is None.
+    """
     if argument is None:
-        raise ConfigError(f"{flag} is missing: {missing}. {cure}")
+        raise ConfigError(missing)
     value = argument.tolist() if hasattr(argument, "tolist") else argument  # (an array or tensor)
     if isinstance(value, (str, int, float)):
         return [value]
@@ -144,7 +150,7 @@ def check_conditions(request: SampleConditions, config: ModelConfig) -> None:
     conditions: Conditions = config.predictor.conditions
     missing = [item for item in conditions.items if item not in request.values]
     if missing:
-        raise ConfigError(f"samples without a {missing[0]}: the model is conditioned on it. Request a {missing[0]}.")
+        raise ConfigError(f"The samples have no {missing[0]}, on which the model is conditioned. Request one for each.")
     if conditions.frames is not None and not isinstance(request.values.get("image", [None])[0], Mapping):
         _check_images(request, conditions.frames, config)
     _check_vectors(request, conditions)
@@ -153,7 +159,9 @@ def check_conditions(request: SampleConditions, config: ModelConfig) -> None:
     classes = conditions.label.num_classes
     for label in request.values["label"]:
         if not 0 <= label < classes:
-            raise ConfigError(f"--classes: {label} is outside 0 ... {classes - 1} (predictor.num_classes = {classes}).")
+            raise ConfigError(
+                f"--classes has {label}, which is outside 0 ... {classes - 1} (predictor.num_classes = {classes})."
+            )
 
 
 def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
@@ -165,7 +173,7 @@ def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
     frames = config.predictor.conditions.frames
     if frames is None or (last is not None and not frames.with_last):
         flag, frame = ("--image", "first") if last is None else ("--last-image", "last")
-        raise ConfigError(f"{flag}: this model takes no {frame} frame. Leave it out.")
+        raise ConfigError(f"{flag} is given, but this model takes no {frame} frame. Leave it out.")
     if first is None:
         if last is not None:
             raise ConfigError("--image is required with --last-image.")
@@ -176,7 +184,9 @@ def requested_images(config: ModelConfig, first: Any, last: Any) -> list[Any]:
         if images is not None
     ]
     if len({*map(len, sides)}) > 1:
-        raise ConfigError(f"--last-image: {len(sides[1])} images go with {len(sides[0])} of --image.")
+        raise ConfigError(
+            f"--last-image names {len(sides[1])} images, and --image {len(sides[0])}. Pass as many of each."
+        )
     return list(zip(*sides))
 
 
@@ -191,14 +201,14 @@ def _pixels(image: Any, flag: str, config: ModelConfig) -> np.ndarray:
             _check_image_size(flag, image.size[::-1], config)
             image = np.asarray(flatten(image.convert("RGB"), opacity_of(image)))
     except UnusableFile as problem:
-        raise ConfigError(f"{flag} = {image}: {problem}.") from None
+        raise ConfigError(f"{flag} = {image} {problem}. Name another image.") from None
     except AttributeError:
         raise ConfigError(
             f"{flag} = {shorten_repr(image)} is not an image. Pass a file, a PIL image or an array."
         ) from None
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (channels, 3):
         raise ConfigError(
-            f"{flag}: {image.dtype} of shape {shorten_repr(image.shape)} is not (H, W, {channels}) of uint8."
+            f"{flag} has shape {shorten_repr(image.shape)} of {image.dtype}, and must have (H, W, {channels}) of uint8."
         )
     pixels = np.moveaxis(image, 2, 0)
     return pixels if len(pixels) == channels else grey(pixels[:, None])[:, 0]
@@ -215,7 +225,7 @@ def _check_images(request: SampleConditions, frames: FirstFrame, config: ModelCo
         if images is None or len(images) != expected:
             flag = "--image" if images is None else "--last-image"
             raise ConfigError(
-                f"{flag} is needed: the model begins a clip with an image{' and ends it' * (expected > 1)}."
+                f"{flag} is needed, because the model begins{' and ends' * (expected > 1)} a clip with an image."
             )
         for flag, image in zip(("--image", "--last-image"), images):
             _check_image_size(flag, image.shape[1:], config)
@@ -225,7 +235,8 @@ def _check_image_size(flag: str, size: Sequence[int], config: ModelConfig) -> No
     height, width = config.sample_size[-2:]
     if tuple(size) != (height, width):
         raise ConfigError(
-            f"{flag} is of {size[0]} x {size[1]} pixels, and the clip of {height} x {width}. Crop it, or give --size."
+            f"{flag} has {size[0]} x {size[1]} pixels, and a frame of the clip {height} x {width}. Crop the image, or "
+            "set --size."
         )
 
 
@@ -236,7 +247,9 @@ def _check_vectors(request: SampleConditions, conditions: Conditions) -> None:
         except (TypeError, ValueError):
             raise ConfigError("--vectors must be vectors of numbers, all of the same length.") from None
         if vectors.shape[1:] != (condition.width,) or not np.isfinite(vectors).all():
-            raise ConfigError(f"--vectors: of shape {vectors.shape}: the model takes finite (N, {condition.width}).")
+            raise ConfigError(
+                f"--vectors has shape {vectors.shape}, and must hold finite vectors of shape (N, {condition.width})."
+            )
 
 
 # --- prompts, vectors ------------------------------------------------------------------------------------------------
@@ -247,7 +260,7 @@ def read_prompts(flag: str, file: str) -> list[str]:
     try:
         lines = lines_of(Path(file).read_bytes().decode("utf-8-sig"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{flag} = {file} cannot be read: {error}. Name a text file.") from None
+        raise ConfigError(f"{flag} = {file} cannot be read: {error_text(error)}. Name a text file.") from None
     prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise ConfigError(f"{flag} = {file} contains no prompt. Write one prompt per line.")
@@ -263,7 +276,7 @@ def check_prompts(
     """
     for prompt in prompts:
         if not isinstance(prompt, str):
-            raise ConfigError(f"{flag}: {shorten_repr(prompt)} is not a string.")
+            raise ConfigError(f"{flag} = {shorten_repr(prompt)} is not a string.")
     if tokenizers is None:
         tokenizers = [open_tokenizer(section) for section in config.text_encoders if prompts]
     for tokenizer in tokenizers:
@@ -275,9 +288,9 @@ def read_vectors(file: str | Path) -> np.ndarray:
     try:
         vectors = read_npy(file)
     except UnusableFile as problem:
-        raise ConfigError(f"--vectors = {file}: {problem}. Name an .npy.") from None
+        raise ConfigError(f"--vectors = {file} {problem}. Name an .npy file.") from None
     if vectors.ndim != 2 or vectors.dtype.kind not in "iuf" or not np.isfinite(vectors).all():
-        raise ConfigError(f"--vectors = {file} has shape {vectors.shape}; must be finite vectors (N, P).")
+        raise ConfigError(f"--vectors = {file} has shape {vectors.shape}; it must hold finite vectors (N, P).")
     return vectors.astype(np.float32)
 
 
@@ -288,8 +301,8 @@ def _together(values: dict[str, list[Any]]) -> dict[str, list[Any]]:
     for item, column in values.items():
         if len(column) not in (1, most):
             raise ConfigError(
-                f"{_FLAGS[item]}: {len(column)} values go with {most} of {_FLAGS[longest]}. Pass as many of each, or "
-                "a single one for all."
+                f"{_FLAGS[item]} has {len(column)} values, and {_FLAGS[longest]} has {most}. Pass as many of each, or "
+                "a single value for all."
             )
     return {item: column if len(column) == most else column * most for item, column in values.items()}
 
@@ -335,7 +348,7 @@ def labels_of(requested: Sequence[str], names: Sequence[str], num_classes: int) 
     total = sum(len(labels[part]) for part in requested)
     if total > MAX_IMAGES:
         raise ConfigError(
-            f"--classes lists {total:,} labels, and at most {MAX_IMAGES:,} samples are generated at once."
+            f"--classes lists {total:,} labels, and at most {MAX_IMAGES:,} samples are generated at once. List fewer."
         )
     return [label for part in requested for label in labels[part]]
 
@@ -354,7 +367,7 @@ def _labels_in_part(part: str, requested: Sequence[str], names: Sequence[str], n
         _refuse_class(requested, part, names)
     if int(last or first) >= num_classes:
         raise ConfigError(
-            f"--classes: {text} is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})."
+            f"--classes has {text}, which is outside 0 ... {num_classes - 1} (predictor.num_classes = {num_classes})."
         )
     labels = range(int(first), int(last or first) + 1)
     for label in labels if names else ():
@@ -367,9 +380,8 @@ def _check_agrees(number: int, names: Sequence[str], num_classes: int) -> None:
     label = names.index(str(number)) if str(number) in names else number
     if label != number < num_classes:
         raise ConfigError(
-            f"--classes: {number} is the name of label {label}, and label {number} is "
-            f"{names[number] if number < len(names) else number}. Name classes in double quotes, such as "
-            f"'\"{number}\"'."
+            f"--classes has {number}, which is the name of label {label}, and label {number} is "
+            f"{names[number] if number < len(names) else number}. Write names in double quotes, such as '\"{number}\"'."
         )
 
 
@@ -378,9 +390,10 @@ def _is_number(text: str) -> bool:
 
 
 def _refuse_class(requested: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
-    known = f"{nearest(part.strip(), names)}The checkpoint knows: {', '.join(names[:10])}" if names else ""
+    problem = f"--classes = {shorten_repr(','.join(requested))} has {shorten_repr(part)}, which is neither a label"
+    if not names:
+        raise ConfigError(f"{problem} nor a range. Write, for example, 0-9 or 1,5,7-9.")
     raise ConfigError(
-        f"--classes = {shorten_repr(','.join(requested))}: {shorten_repr(part)} is neither a label nor a "
-        f"range{', nor the name of a class' if names else ''}. "
-        f"{known + (', ...' if len(names) > 10 else '') + '; or write ' if names else 'write '}0-9 or 1,5,7-9."
+        f"{problem} nor a range, nor the name of a class. {nearest(part.strip(), names)}Write labels, such as 0-9 or "
+        f"1,5,7-9, or names of classes, such as {', '.join(names[:10])}."
     )

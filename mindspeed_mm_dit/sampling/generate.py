@@ -1,4 +1,4 @@
-"""Generate images or videos, on one rank or several.
+"""Plan samples: their size, the model's defaults, the conditions of each. Generate them on one rank or several.
 
 The noise of a sample depends on (seed, sample number), not on the batch size. Ranks work on the batches of one rank, so
 the samples are bit for bit the same for any number of ranks; they exchange files next to the output and nothing else.
@@ -8,28 +8,172 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import Conditions
+from mindspeed_mm_dit.configs.limits import whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
+from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.data.conditions import encoded, request_arrays, unconditional_arrays
 from mindspeed_mm_dit.data.order import Stream, normals
-from mindspeed_mm_dit.errors import ConvergenceError, DataError
+from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, DataError
 from mindspeed_mm_dit.framework import ops, runtime
+from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder import to_pixels
 from mindspeed_mm_dit.models.frames import insert_frames
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network, switch_experts
-from mindspeed_mm_dit.objectives.registry import find_sampler, sampler_options
-from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions
-from mindspeed_mm_dit.sampling.load import Experts
-from mindspeed_mm_dit.sampling.plan import SamplePlan
-from mindspeed_mm_dit.sampling.request import SampleRequest
+from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of, sampler_options
+from mindspeed_mm_dit.sampling.conditions import (
+    MAX_IMAGES,
+    MAX_VIDEOS,
+    SampleConditions,
+    check_conditions,
+    requested_conditions,
+)
+from mindspeed_mm_dit.sampling.load import NEEDS_TWO, CheckpointDescription, Experts, check_weaker
+from mindspeed_mm_dit.sampling.pictures import memory_bytes
+from mindspeed_mm_dit.sampling.request import CFG_SCALE, SampleRequest
 from mindspeed_mm_dit.terminal import progress
+
+FORWARD_TENSORS = 5
+"""Least number of float32 tensors (tokens, hidden_size) in memory during a block: its input, queries, keys, values, and
+the output of attention."""
+
+
+class SamplePlan(NamedTuple):
+    """Samples that a model can generate, all checked."""
+
+    config: ModelConfig
+    """model.json, with the size of the samples."""
+    request: SampleRequest
+    """The request, with the model's defaults."""
+    conditions: SampleConditions
+    """Of each sample."""
+
+
+def plan_samples(
+    request: SampleRequest,
+    model: CheckpointDescription,
+    tokenizers: Sequence[Any] | None = None,
+    output: Path = Path("as.npz"),
+) -> SamplePlan:
+    """Return what ``request`` means for ``model``.
+
+    tokenizers: of the text encoders, if they are loaded. output: its format determines the memory of the samples.
+
+    Raises:
+        ConfigError: the model cannot generate this; names the flag.
+        PlatformError: the framework does not support ``bf16`` here.
+    """
+    config = resized(model.config, request.frames, request.size)
+    request = with_defaults(request, config, model.low is not None)
+    conditions = requested_conditions(request, config, model, tokenizers)
+    flag = "--num-per-prompt" if "caption" in conditions.values else "--num-per-class"
+    num = whole_number(flag, request.num, 1)
+    what = f"{flag} = {num}" + (f" with path = {request.path}" if request.path > 1 else "")
+    _check_amount(what, len(conditions) * num * request.path, config, output)
+    return SamplePlan(config, request, conditions.each(num))
+
+
+# --- size and defaults -----------------------------------------------------------------------------------------------
+
+
+def resized(config: ModelConfig, frames: int | None, size: Any) -> ModelConfig:
+    """Return ``config`` for samples with other ``frames`` or another ``size`` (H, W); no weight depends on them."""
+    if frames is None and size is None:
+        return config
+    default = config.sample_size
+    if frames is not None and len(default) == 2:
+        raise ConfigError(f"--frames = {frames} is for videos, and this model generates images. Leave it out.")
+    settings = {"--frames": f"--frames = {frames}", "--size": f"--size = {'x'.join(map(str, size or ()))}"}
+    target = default[-2:] if size is None else size
+    if len(default) == 3:
+        target = (default[0] if frames is None else frames, *target)
+    try:
+        predictor = config.predictor.resized(config.ae.latent_shape(target))
+    except ConfigError as error:
+        what = settings["--frames" if "num_frames" in str(error) or size is None else "--size"]
+        raise ConfigError(f"{what} does not fit the model: {error}") from None
+    _check_forward_fits(predictor, settings["--frames" if size is None else "--size"])
+    return replace(config, predictor=predictor)
+
+
+def _check_forward_fits(predictor: PredictorConfig, what: str) -> None:
+    """Raise ConfigError if the tokens of one sample alone take more than this machine's memory."""
+    need, available = FORWARD_TENSORS * 4 * predictor.num_tokens * int(predictor.hidden_size), host_memory_bytes()
+    if need > available:
+        raise ConfigError(
+            f"{what} makes samples of {predictor.num_tokens:,} tokens. Each needs {need / 2**30:,.1f} GiB, and this "
+            f"machine has {available / 2**30:,.1f} GiB. Generate smaller samples."
+        )
+
+
+def with_defaults(
+    request: SampleRequest, config: ModelConfig, two_experts: bool = False, cfg_scale: float = CFG_SCALE
+) -> SampleRequest:
+    """Return ``request`` with the defaults of a model of ``config``, which has the size of the samples.
+
+    cfg_scale: default for networks without embedded guidance.
+
+    Raises:
+        ConfigError: the model has no such sampler, it does not take these steps or options, or the guidance is
+            impossible.
+        PlatformError: the framework does not support ``bf16`` here.
+    """
+    conditions, weaker = config.predictor.conditions, request.weaker
+    first_sampler = next(iter(objective_of(config.diffusion).samplers))
+    sampler, steps = config.predictor.published_sampler or (first_sampler, 50 if len(config.sample_size) == 3 else 250)
+    defaults: dict[str, Any] = {
+        "sampler": sampler,
+        "steps": steps,
+        "options": {},
+        "guidance": config.predictor.cfg_scale(cfg_scale),
+        "channels": "3" if conditions.items == ("label",) and weaker is None else "all",
+    }
+    filled = replace(request, **{name: value for name, value in defaults.items() if getattr(request, name) is None})
+    guidance = Guidance(filled.guidance, filled.channels, filled.interval, filled.rescale)
+    if request.rescale is not None and len(config.latent_shape) != 3:
+        raise ConfigError(f"--cfg-rescale = {request.rescale} is for images, and this model makes videos. Drop it.")
+    if request.channels == "3" and config.predictor.latent_channels < 3:
+        raise ConfigError(
+            f"--cfg-channels = 3 is more than the {config.predictor.latent_channels} channels of this model's latents. "
+            "Use all, or drop the flag."
+        )
+    if request.low_noise_guidance is not None and not two_experts:
+        raise ConfigError(f"--low-noise-cfg-scale = {request.low_noise_guidance} {NEEDS_TWO}")
+    if weaker is not None and two_experts:
+        raise ConfigError("--guidance-checkpoint does not go with --low-noise-checkpoint. Drop one of them.")
+    if weaker is not None:
+        check_weaker(weaker, config)
+    elif {guidance.scale, request.low_noise_guidance} - {1.0, None} and not conditions.has_unconditional:
+        raise ConfigError(
+            f"--cfg-scale = {guidance.scale} needs a null class, and this model has none: it was trained without "
+            "dropped labels. Use --cfg-scale 1."
+        )
+    runtime.low_precision(request.bf16)  # raises if bfloat16 is not supported here
+    options = sampler_options(config.diffusion, filled.sampler, filled.options)
+    find_sampler(config.diffusion, filled.sampler).check(config.diffusion, filled.steps, options)
+    return replace(filled, guidance=guidance.scale, interval=guidance.interval)
+
+
+def _check_amount(what: str, total: int, config: ModelConfig, output: Path) -> None:
+    """Raise ConfigError, naming the setting ``what``, for more samples than one request may have."""
+    videos, hint = len(config.sample_size) == 3, "Generate fewer at once, and the rest with another seed."
+    most, noun = (MAX_VIDEOS, "videos") if videos else (MAX_IMAGES, "images")
+    if total > most:
+        raise ConfigError(f"{what} asks for {total:,} {noun}, and at most {most:,} are generated at once. {hint}")
+    need, available = 0 if videos else memory_bytes(output, total, config.sample_size), host_memory_bytes()
+    if need > available:
+        raise ConfigError(
+            f"{what} asks for {total:,} {noun}. They need {need / 2**30:,.1f} GiB, and this machine has "
+            f"{available / 2**30:,.1f} GiB. {hint}"
+        )
+
 
 Arrays = Mapping[str, np.ndarray]
 DECODED_PIXELS = 8 * 512**2
@@ -72,8 +216,8 @@ def _joined(folder: Path, batches: list[np.ndarray]) -> np.ndarray:
     missing = [part for part in parts if not part.is_file()]
     if missing:
         raise DataError(
-            f"{missing[0]} was generated by another rank and is not here. Use an --output on a disk that all "
-            "machines share."
+            f"{missing[0]} was generated by another rank and is not here. Use an --output on a disk that all machines "
+            "share."
         )
     images = np.concatenate([np.load(part, allow_pickle=False) for part in parts])
     shutil.rmtree(folder, ignore_errors=True)
@@ -149,8 +293,8 @@ def _generate_batch(
     images = np.stack([decode(model.ae, trajectory[index], math.prod(config.sample_size)) for index in chosen], 1)
     if not np.isfinite(images).all():
         raise ConvergenceError(
-            f"samples with --cfg-scale {request.guidance:g} are not finite numbers. Use a smaller --cfg-scale, or "
-            "--clip if the sampler has it; the weights may be of a run that diverged."
+            f"The samples with --cfg-scale {request.guidance:g} are not finite numbers. Use a smaller --cfg-scale, or "
+            "--clip if the sampler has it. The weights may also be of a run that diverged."
         )
     return to_pixels(images)
 

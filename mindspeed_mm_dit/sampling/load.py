@@ -31,7 +31,7 @@ from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.planning import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.sampling.request import ModelRequest
 from mindspeed_mm_dit.terminal import logger
 
@@ -39,7 +39,7 @@ Arrays = dict[str, np.ndarray]
 CHECKPOINT, LOW = "--checkpoint", "--low-noise-checkpoint"
 WEAKER = "--guidance-checkpoint"
 NEEDS_TWO = f"needs two experts. Name the other with {LOW}."
-"""Reason and cure of an error about a setting of experts where there is one network."""
+"""End of an error about a setting of experts, after its value, where there is one network."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _described(path: Path, model_json: str | Path | None, flag: str) -> Checkpoi
     elif flag == WEAKER:
         raise ConfigError(f"{flag} = {path} contains no model.json. Name a checkpoint of a run of mm-dit.")
     else:
-        raise ConfigError(f"--model is needed: {path} contains no model.json.")
+        raise ConfigError(f"--model is needed, because {path} contains no model.json.")
     config = config.without_teachers()
     check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()))
     classes, captions, words = (tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words"))
@@ -122,7 +122,7 @@ def _check_learned(what: str, config: ModelConfig, path: Path, facts: Mapping[st
     if apart := first_differing_setting(config, recorded):
         name, value, recorded_value = apart
         raise ConfigError(
-            f"{what}: {name} = {value!r}: {path} was trained with {recorded_value!r}. Leave out --model: the "
+            f"{what} has {name} = {value!r}, and {path} was trained with {recorded_value!r}. Leave out --model: the "
             "checkpoint contains its model.json."
         )
 
@@ -194,8 +194,8 @@ def _boundary_between(high: ModelConfig, low: ModelConfig, requested: float | No
     whole = {(bottom, top), (low_bottom, low_top)} & {(0, 1)}
     if not whole and low_bottom >= top:
         raise ConfigError(
-            f"{where} was trained on noise levels from {low_bottom:g} to {low_top:g}, above those of --checkpoint: "
-            "it is the high-noise expert. Swap the two."
+            f"{where} was trained on noise levels from {low_bottom:g} to {low_top:g}, above those of --checkpoint, "
+            "so it is the high-noise expert. Swap the two."
         )
     if not whole and (bottom, top) == (low_bottom, low_top):
         raise ConfigError(
@@ -205,8 +205,8 @@ def _boundary_between(high: ModelConfig, low: ModelConfig, requested: float | No
     if requested is None:
         if whole or bottom != low_top:
             raise ConfigError(
-                f"--boundary is needed: the experts were trained on {bottom:g} to {top:g} and on {low_bottom:g} to "
-                f"{low_top:g}. Wan 2.2 has 0.875 for texts, 0.9 for images."
+                f"--boundary is needed, because the experts were trained on {bottom:g} to {top:g} and on "
+                f"{low_bottom:g} to {low_top:g}. Wan 2.2 uses 0.875 for texts, and 0.9 for images."
             )
         return bottom
     return requested
@@ -222,8 +222,8 @@ def _check_alike(high: ModelConfig, low: ModelConfig, where: str) -> None:
         for name, value in high_settings.items():
             if low_settings.get(name) != value and name not in ("latent_size", "timestep_window", "timestep_per"):
                 raise ConfigError(
-                    f"{where} is of another model than --checkpoint: {section}.{name} is {low_settings.get(name)!r}, "
-                    f"and there {value!r}. Name two experts of one config folder."
+                    f"{where} has {section}.{name} = {low_settings.get(name)!r}, and --checkpoint has {value!r}. Name "
+                    "two experts of one config folder."
                 )
 
 
@@ -246,7 +246,7 @@ def check_weaker(weaker: Any, config: ModelConfig) -> None:
         raise ConfigError(f"{WEAKER} = {shorten_repr(weaker)} is not a model. Pass what mindspeed_mm_dit.load returns.")
     what = f"{WEAKER} = {described.path}"
     if described.low is not None:
-        raise ConfigError(f"{what} has two experts, and guidance takes one network. Name another.")
+        raise ConfigError(f"{what} has two experts, and guidance takes one network. Name a checkpoint of one.")
     learned = (*LEARNED_SETTINGS["diffusion"], "data_time")
     parts: dict[str, Callable[[ModelConfig], Any]] = {
         "other latents": lambda c: (c.ae.model_id, len(c.latent_shape), c.latent_shape[0]),
@@ -283,8 +283,8 @@ def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
     state = FORMATS[kind].read(path)
     if state.predictor is not None and (differences := differing_settings(state.predictor, config.predictor)):
         raise CheckpointError(
-            f"--checkpoint = {path} does not fit model.json: {'; '.join(differences.values())}. Give the model.json "
-            "of this network: --model."
+            f"--checkpoint = {path} does not fit model.json: {'; '.join(differences.values())}. Name the model.json of "
+            "this network by --model."
         )
     state.check_family(f"--checkpoint = {path}", config.predictor.model_id)
     for note in state.notes if runtime.rank() == 0 else ():
@@ -302,16 +302,16 @@ def _weights_of_network(description: CheckpointDescription) -> Arrays:
     facts, what = read_facts(path), f"--checkpoint = {path}"
     command = facts.get(COMMAND, {})
     base_path = path.parent / str(command.get("folder", ".")) / str(adapter.get(BASE_FROM))
-    cure = f"Name its base: --checkpoint BASE --lora {path}."
+    hint = f"Name their base with --checkpoint BASE --lora {path}."
     if not base_path.exists():
-        raise CheckpointError(f"{what} contains adapters, and their base is not at {base_path}. {cure}")
+        raise CheckpointError(f"{what} contains adapters, and their base is not at {base_path}. {hint}")
     tensors = adapt_weights(
         read_source(base_path, predictor), predictor, description.classes, int(facts.get("seed", 0))
     )
     base = {name: value for name, value, _ in tensors}
     if base_digest(base) != adapter[BASE]:
         raise CheckpointError(
-            f"{what} contains adapters, and {base_path} is not the base model they were trained on. {cure}"
+            f"{what} contains adapters, and {base_path} is not the base model they were trained on. {hint}"
         )
     weights: dict[str, np.ndarray] = read_adapter(path, use_ema=use_ema).merged(base)
     return weights
@@ -319,9 +319,15 @@ def _weights_of_network(description: CheckpointDescription) -> Arrays:
 
 def _facts(path: Path) -> dict[str, Any]:
     """Return the facts of the run in a checkpoint, from run.json or from the file itself."""
-    if path.is_dir():
-        return FORMATS[_format_of_folder(path)].facts(path)
-    return _facts_in(path, path.stat().st_mtime_ns)
+    if not path.is_dir():
+        return _facts_in(path, path.stat().st_mtime_ns)
+    if (kind := format_of(path)) is not None:
+        return FORMATS[kind].facts(path)
+    raise CheckpointError(
+        f"--checkpoint = {path} contains {list_first_names(path)}, but neither folders such as iter_0001000 nor the "
+        "files of one (.metadata of PyTorch, state.ckpt of MindSpore). Name the --save folder of the run, or a .pt, "
+        ".safetensors or .ckpt file."
+    )
 
 
 @lru_cache(maxsize=1)
@@ -329,14 +335,3 @@ def _facts_in(file: Path, changed: int) -> dict[str, Any]:
     """Read the facts in a file of weights; cached, since the whole file has to be read."""
     kind = format_of(file)
     return FORMATS[kind].facts(file) if kind else {}
-
-
-def _format_of_folder(path: Path) -> str:
-    """Return the format of a checkpoint folder; raises CheckpointError if it is none."""
-    if (kind := format_of(path)) is not None:
-        return kind
-    raise CheckpointError(
-        f"--checkpoint = {path} is not a checkpoint: contains {list_first_names(path)}; expected folders such as "
-        "iter_0001000, or the files of one (.metadata of PyTorch, state.ckpt of MindSpore). Name the --save folder "
-        "of the run, or a .pt, .safetensors or .ckpt file."
-    )

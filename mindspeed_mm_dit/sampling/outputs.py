@@ -104,16 +104,19 @@ def check_clips_file(path: Path, count: int, size: tuple[int, int, int]) -> None
     """
     ending, (frames, height, width) = path.suffix.lower(), size
     if ending not in CLIP_ENDINGS:
-        raise ConfigError(f"--output = {path}: unknown ending {path.suffix!r}. Use one of {', '.join(CLIP_ENDINGS)}.")
+        raise ConfigError(f"--output = {path} must end in one of {', '.join(CLIP_ENDINGS)}.")
     if ending == ".mp4":
         pyav()
         if height % 2 or width % 2:
             raise ConfigError(
-                f"--output = {path}: MPEG-4 needs even height and width, and a frame is {height} x {width}. Use "
-                ".gif, .png or .npz."
+                f"--output = {path} is MPEG-4, which needs even height and width, and a frame is {height} x {width}. "
+                "Use .gif, .png or .npz."
             )
     if ending == ".png" and count * frames * height * width > MAX_VIDEO_PIXELS:
-        raise ConfigError(f"--output = {path}: {count} videos make too large a picture. Use .mp4, .gif or .npz.")
+        raise ConfigError(
+            f"--output = {path} would be too large, with all frames of {count} videos in one picture. Use .mp4, .gif "
+            "or .npz."
+        )
 
 
 def save_clips(path: Path, clips: np.ndarray, titles: Sequence[str], fps: float) -> list[Path]:
@@ -264,15 +267,16 @@ class Output:
                 raise ConfigError(f"--output = {self.name} is not empty. Name a new folder, or empty it.")
             return
         if self.ending not in (*ENDINGS, PAGE):
-            is_video, suffix = self.ending in ANIMATIONS, self.path.suffix
-            raise ConfigError(
-                f"--output = {self.name}: "
-                f"{'is a video, and this model generates images' if is_video else f'unknown ending {suffix!r}'}. Use "
-                f"one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures."
-            )
+            hint = f"Use one of {', '.join((*ENDINGS, PAGE))}, or {self.path}/ for single pictures."
+            if self.ending in ANIMATIONS:
+                raise ConfigError(f"--output = {self.name} is a video, and this model generates images. {hint}")
+            raise ConfigError(f"--output = {self.name} has an unknown ending. {hint}")
         check_size("--output", self.path, titles, (size[0], size[1]))
-        if self.ending == PAGE:
-            _check_page(self.name, len(titles))
+        if self.ending == PAGE and len(titles) > MAX_PICTURES:
+            raise ConfigError(
+                f"--output = {self.name} would be a page of {len(titles):,} pictures, and a page has at most "
+                f"{MAX_PICTURES:,}. Request fewer, or name a folder, ending in /, for one file per image."
+            )
 
     def _check_videos(self, titles: Sequence[str], size: tuple[int, ...]) -> None:
         check_between("--fps", self.fps, 0.1, MAX_FPS.get(self.ending, 1000))
@@ -304,32 +308,18 @@ class Output:
 
     def _write(self, samples: GeneratedSamples, settings: Mapping[str, str]) -> list[Path]:
         """Write the files; return them if their names differ from the output's."""
-        images, labels, titles = samples.arrays, samples.labels, samples.titles
+        images, labels, titles = samples.arrays, samples.labels, list(samples.titles)
         if images.ndim == 5:
             return save_clips(self.path, images, titles, self.fps)
         if self.ending == "/":
             save_each(self.path, images, labels, titles)
         elif self.ending == PAGE:
-            captions = (
-                titles if labels is None else [_label_and_title(label, title) for label, title in zip(labels, titles)]
-            )
-            write_gallery(self.path, list(map(png_of, images)), images.shape[1:3], captions, samples.seed, settings)
+            if labels is not None:
+                titles = [title if title == str(label) else f"{label} {title}" for label, title in zip(labels, titles)]
+            write_gallery(self.path, list(map(png_of, images)), images.shape[1:3], titles, samples.seed, settings)
         elif self.ending == ".npz":
             with open(self.path, "wb") as file:  # given a name, NumPy would append .npz to .NPZ
                 np.savez(file, images, np.array(titles) if labels is None else labels)
         else:
             draw_grid(images, titles).save(self.path)
         return []
-
-
-def _check_page(output: str, num_images: int) -> None:
-    """Raise ConfigError for more images than a browser can show on one page."""
-    if num_images > MAX_PICTURES:
-        raise ConfigError(
-            f"--output = {output}: {num_images:,} pictures are too many for one page: the limit is {MAX_PICTURES:,}. "
-            "Request fewer, or name a folder, ending in /, for one file per image."
-        )
-
-
-def _label_and_title(label: int, title: str) -> str:
-    return title if title == str(label) else f"{label} {title}"

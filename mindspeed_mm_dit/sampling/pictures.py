@@ -78,11 +78,11 @@ def _letters_of(path: str) -> frozenset[int]:
 
 @cache
 def _log_missing(text: str) -> None:
-    cure = "install such a font, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts"
-    cure = cure if _fonts() else "pip install matplotlib, which includes fonts and finds those of this system"
+    how = "install such a font, e.g. Debian's package fonts-noto-cjk, or put its file into ~/.local/share/fonts"
+    how = how if _fonts() else "pip install matplotlib, which includes fonts and finds those of this system"
     logger.warning(
         f"note: no installed font has all letters of {text}; the picture shows a number or question marks instead. "
-        f"To change that, {cure}"
+        f"To change that, {how}"
     )
 
 
@@ -208,8 +208,8 @@ def check_size(flag: str, path: Path, titles: Sequence[str], size: Sequence[int]
     height = _Layout.from_titles(_title_numbers(titles), _texts(list(dict.fromkeys(titles))), _cell(*size), None).height
     if path.suffix.lower() in (".jpg", ".jpeg") and height > _JPEG_PIXELS:
         raise ConfigError(
-            f"{flag} = {path}: the picture would be {height} pixels high; a JPEG has at most {_JPEG_PIXELS}. Use "
-            ".png or .npz, or fewer classes."
+            f"{flag} = {path} would be {height} pixels high, and a JPEG has at most {_JPEG_PIXELS}. Use .png or .npz, "
+            "or fewer classes."
         )
 
 

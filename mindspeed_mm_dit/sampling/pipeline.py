@@ -22,10 +22,9 @@ from mindspeed_mm_dit.models.data import check_text_widths
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.sampling.conditions import requested_conditions
-from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.generate import generate, plan_samples
 from mindspeed_mm_dit.sampling.load import CheckpointDescription, Experts, describe, load_model
 from mindspeed_mm_dit.sampling.outputs import GeneratedSamples
-from mindspeed_mm_dit.sampling.plan import plan_samples
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest, arguments_of, naming_arguments
 
 Tensor = Any
@@ -132,13 +131,13 @@ class Pipeline:
         step, seed = whole_number("step", step, 0, MAX_INT64 // len(pixels) - 1), whole_number("seed", seed, 0)
         sample_indices = step * len(pixels) + np.arange(len(pixels))
         if classes is None and self.config.predictor.conditions.label is not None:
-            raise ConfigError("classes is missing: this model is conditioned on it.")
+            raise ConfigError("classes is missing, and this model is conditioned on it. Pass one for each sample.")
         request = SampleRequest(classes, prompts=prompts, vectors=vectors)
         values = requested_conditions(request, self.config, self.description, self._tokenizers).values
         for item, value in values.items():
             if len(value) != len(pixels):
                 raise ConfigError(
-                    f"pixels: {len(pixels)} samples: come with {len(value)} of {item}. Pass one for each sample."
+                    f"pixels has {len(pixels)} samples, and there are {len(value)} of {item}. Pass one for each sample."
                 )
         batch = {"pixels": pixels, **self._condition_arrays(values, sample_indices, seed)}
         batch |= objective_of(self.config.diffusion).draws(self.config.diffusion, seed, sample_indices, shape)
@@ -148,12 +147,12 @@ class Pipeline:
 
     def _check_pixels(self, pixels: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return a training batch and the shape of its latents; raises ConfigError if it is not a batch."""
-        axes, what = len(self.config.latent_shape), f"pixels: {pixels.dtype} of shape {shorten_repr(pixels.shape)}"
+        axes, what = len(self.config.latent_shape), f"pixels is {pixels.dtype} of shape {shorten_repr(pixels.shape)}"
         if pixels.dtype != np.uint8 or pixels.ndim != 1 + axes or not pixels.size:
             letters = "(B, C, H, W)" if axes == 3 else "(B, C, F, H, W)"
-            raise ConfigError(f"{what} are not {letters} of uint8. Pass values from 0 to 255.")
+            raise ConfigError(f"{what}, and must be uint8 of shape {letters}, with values from 0 to 255.")
         if pixels.shape[1] != self.config.ae.channels:
-            raise ConfigError(f"{what} have {pixels.shape[1]} channels, and the model {self.config.ae.channels}.")
+            raise ConfigError(f"{what}, and the model takes {self.config.ae.channels} channels.")
         shape = self.config.ae.latent_shape(pixels.shape[2:])
         return pixels, self.config.predictor.resized(shape).latent_shape
 

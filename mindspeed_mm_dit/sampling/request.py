@@ -321,9 +321,7 @@ def arguments_of(request: Callable[P, R]) -> _Decorator[P, R]:
             with naming_arguments(flags):
                 for flag in flags:
                     if _NAMES[flag] in kwargs:
-                        raise ConfigError(
-                            f"{_NAMES[flag]} is the same argument as {flag}, and both are passed. Drop one."
-                        )
+                        raise ConfigError(f"{_NAMES[flag]} and {flag} are the same argument. Pass one of them.")
                     kwargs[_NAMES[flag]] = kwargs.pop(flag)
                 return function(*args[: len(bound)], request(*args[len(bound) :], **kwargs))
 

@@ -157,7 +157,7 @@ def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
     try:
         micro_batches = list(itertools.islice(batches, count))
         if len(micro_batches) < count:
-            raise DataError("the batches of this run have come to an end.")
+            raise DataError("The batches of this run have come to an end.")
     except Exception as error:  # (a reader may raise any kind)
         stop.note(error)
     return micro_batches

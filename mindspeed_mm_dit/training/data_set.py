@@ -28,7 +28,7 @@ from mindspeed_mm_dit.data.sources import PROBLEMS_SHOWN, Rows
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, DataError
 from mindspeed_mm_dit.models.data import open_data, with_size
 from mindspeed_mm_dit.models.words_encoder import known_words_of
-from mindspeed_mm_dit.planning.memory import train_flop
+from mindspeed_mm_dit.planning import train_flop
 from mindspeed_mm_dit.terminal import logger
 
 CAPTIONS_SHOWN, CAPTIONS_SAVED = 8, 3
@@ -92,8 +92,8 @@ class DataSet:
                 check_filled(part, self._param.bucket_group)
         if self.epoch_samples < global_batch_size:
             raise DataError(
-                f"{self._param.where} holds {self.epoch_samples} training {self.noun}s, fewer than "
-                f"--global-batch-size {global_batch_size}. Use a smaller batch or more {self.noun}s."
+                f"{self._param.where} holds {self.epoch_samples} training {self.noun}s, fewer than --global-batch-size "
+                f"= {global_batch_size}. Use a smaller batch or more {self.noun}s."
             )
 
     def samples(self, draw: Draw, held_out: bool = False) -> SampleReader:
@@ -222,17 +222,19 @@ def _check_valid_data(mm: MultiModalArguments, train: Rows, valid: Rows) -> None
     """Raise ConfigError if the validation data does not match the training data."""
     assert mm.valid_data is not None
     ours, theirs = mm.data.dataset_param, mm.valid_data.dataset_param
-    what = f"--mm-valid-data: {theirs.where}"
     if ours.valid_fraction:
         raise ConfigError(
-            f"{what}: and valid_fraction = {ours.valid_fraction} of --mm-data both choose the validation data. Use "
-            "one of the two."
+            f"--mm-valid-data and dataset_param.valid_fraction = {ours.valid_fraction} of --mm-data both choose the "
+            "validation data. Use one of the two."
         )
     if (ours.cache is None) != (theirs.cache is None):
-        raise ConfigError(f"{what}: one of the two is a cache, and the other is not. Cache both, or neither.")
+        raise ConfigError(
+            "One of --mm-data and --mm-valid-data is a cache, and the other is not. Cache both, or neither."
+        )
     if valid.classes != train.classes:
         raise ConfigError(
-            f"{what} has the classes {', '.join(valid.classes[:10])}. Use exactly the classes of --mm-data."
+            f"--mm-valid-data has the classes {', '.join(valid.classes[:10])} in {theirs.where}. Use exactly the "
+            "classes of --mm-data."
         )
 
 
@@ -307,9 +309,9 @@ def check_classes(facts: Mapping[str, Any], classes: Sequence[str], path: Path) 
     if renamed:
         label = renamed[0]
         raise CheckpointError(
-            f"--load: {path}: label {label} was {before[label]!r} there and is {classes[label]!r} now (classes "
-            f"there: {_short(before)}; now: {_short(classes)}). Restore the names of the folders or labels, or leave "
-            "out --load and start over with another --save."
+            f"--load = {path} has {before[label]!r} as label {label}, which is {classes[label]!r} now (classes there: "
+            f"{_short(before)}; now: {_short(classes)}). Restore the names of the folders or labels, or leave out "
+            "--load and start over with another --save."
         )
 
 

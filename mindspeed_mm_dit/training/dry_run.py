@@ -97,11 +97,11 @@ def _smaller(config: ModelConfig, samples: int) -> ModelConfig:
     return config
 
 
-def _misfit_error(config: ModelConfig, samples: int, reason: str) -> ConfigError:
+def _misfit_error(config: ModelConfig, samples: int, problem: str) -> ConfigError:
     return ConfigError(
-        f"model.json: predictor {config.predictor.model_id!r} with diffusion {config.diffusion.model_id!r}: the "
-        f"first step, of {samples} samples, ends with {' '.join(reason.split())[:300]}. The two do not fit each "
-        "other; choose another predictor or diffusion, or fix your own."
+        f"predictor {config.predictor.model_id!r} and diffusion {config.diffusion.model_id!r} of model.json do not fit "
+        f"each other: the first step, of {samples} samples, ends with {' '.join(problem.split())[:300].rstrip('.')}. "
+        "Choose another predictor or diffusion, or fix your own."
     )
 
 
@@ -129,8 +129,8 @@ def _model(args: RunConfig) -> str:
     channels = {1: "grey", 3: "RGB"}[model.ae.channels]
     size = " x ".join(map(str, model.sample_size))
     return (
-        f"  model     {model.predictor.model_id}, {parameters_of(model).num_elements():,} parameters, on "
-        f"{size} {channels} {'clips' if len(model.sample_size) == 3 else 'images'}, ae {model.ae.model_id}, diffusion "
+        f"  model     {model.predictor.model_id}, {parameters_of(model).num_elements():,} parameters, on {size} "
+        f"{channels} {'clips' if len(model.sample_size) == 3 else 'images'}, ae {model.ae.model_id}, diffusion "
         f"{model.diffusion.model_id}"
     )
 

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mindspeed_mm_dit.configs.arguments import Parser, build_parser, dit_flags
 from mindspeed_mm_dit.configs.flag import AddFlags
@@ -22,7 +21,7 @@ def standalone_parser() -> Parser:
     group = parser.add_argument_group("metrics_loggers")
     for kind in metrics_loggers():
         if kind.in_megatron:
-            add_flags(group, kind)
+            add_flags(kind, group)
     return parser
 
 
@@ -35,7 +34,7 @@ def project_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     try:
         return dit_flags(parser, *_extra_flags(lambda kind: not kind.in_megatron))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"plugin defines a flag that exists already: {error}. Uninstall it.") from None
+        raise ConfigError(f"A plugin defines a flag that exists already: {error}. Uninstall it.") from None
 
 
 def full_parser() -> Parser:
@@ -87,9 +86,5 @@ def ignored_flags(
 
 
 def _extra_flags(is_selected: Callable[[MetricsLoggerKind], bool]) -> list[AddFlags]:
-    logger_flags = [partial(_add, kind) for kind in metrics_loggers() if is_selected(kind)]
+    logger_flags = [partial(add_flags, kind) for kind in metrics_loggers() if is_selected(kind)]
     return [*logger_flags, *(callback.flags for callback in CALLBACKS.external())]
-
-
-def _add(kind: MetricsLoggerKind, group: Any) -> None:
-    add_flags(group, kind)

@@ -115,24 +115,24 @@ def read_launch(environment: Mapping[str, str], default_processes: Callable[[], 
     """Return the launch that the variables describe; ``default_processes`` is called if NPUS_PER_NODE is not set.
 
     Raises:
-        ConfigError: naming the variable, its value and the reason.
+        ConfigError: naming the variable, its value and what is wrong.
     """
     nodes = integer_variable(environment, "NNODES", 1, 1, MAX_NODES)
-    node_rank = integer_variable(environment, "NODE_RANK", 0, 0, nodes - 1, f": NNODES is {nodes}")
+    node_rank = integer_variable(environment, "NODE_RANK", 0, 0, nodes - 1, f", as NNODES is {nodes}")
     port = integer_variable(environment, "MASTER_PORT", 0, 1, 65535)
     processes = integer_variable(environment, "NPUS_PER_NODE", 0, 1) or default_processes()
     _check_processes(processes)
     most = MAX_THREADS_A_CORE * _cores()
     integer_variable(
-        environment, "OMP_NUM_THREADS", 1, 1, most, f": {MAX_THREADS_A_CORE} for each core of this machine"
+        environment, "OMP_NUM_THREADS", 1, 1, most, f", which is {MAX_THREADS_A_CORE} for each core of this machine"
     )
     if nodes == 1:
         if port:
-            check_port(LOOPBACK, port, "leave it out on a single node, which then takes a free port")
+            check_port(LOOPBACK, port, "Leave it out on a single node, which then takes a free port.")
         return Launch(processes, 1, 0, LOOPBACK, port or free_port())
     address = _address(environment, nodes)
     if node_rank == 0:
-        check_port("", port or DEFAULT_PORT, "set another, the same on every node")
+        check_port("", port or DEFAULT_PORT, "Set another, the same on every node.")
     return Launch(processes, nodes, node_rank, address, port or DEFAULT_PORT)
 
 
@@ -140,8 +140,8 @@ def _check_processes(processes: int) -> None:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if processes * PROCESS_BYTES > memory:
         raise ConfigError(
-            f"NPUS_PER_NODE = {processes}: this many processes take {processes * PROCESS_BYTES / 2**30:,.0f} GiB "
-            f"before they train anything, and this machine has {memory / 2**30:,.0f} GiB."
+            f"NPUS_PER_NODE = {processes} starts processes that take {processes * PROCESS_BYTES / 2**30:,.0f} GiB "
+            f"before they train anything, and this machine has {memory / 2**30:,.0f} GiB. Start fewer."
         )
     if processes > _cores():
         logger.warning(f"warning: NPUS_PER_NODE = {processes}: they share {_cores()} core(s), and will be slow")
@@ -155,7 +155,9 @@ def _address(environment: Mapping[str, str], nodes: int) -> str:
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
-        raise ConfigError(f"MASTER_ADDR = {address} is no address of a node: {error.strerror}.") from None
+        raise ConfigError(
+            f"MASTER_ADDR = {address} is no address of a node: {error.strerror}. Name the first node."
+        ) from None
     return address
 
 
@@ -170,15 +172,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def check_port(address: str, port: int, cure: str) -> None:
-    """Raise ConfigError if ``port`` of ``address`` ("" for all of this machine's) cannot be listened on."""
+def check_port(address: str, port: int, advice: str) -> None:
+    """Raise ConfigError, ending in ``advice``, if ``port`` of ``address`` ("": any) cannot be listened on."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port used until just now counts as free
         try:
             probe.bind((address, port))
             probe.listen()
         except OSError as error:
-            raise ConfigError(f"MASTER_PORT = {port} cannot be listened on: {error.strerror}. {cure}") from None
+            raise ConfigError(f"MASTER_PORT = {port} cannot be listened on: {error.strerror}. {advice}") from None
 
 
 class SignalRelay:

@@ -1,6 +1,6 @@
 """The output of a run while it trains.
 
-MindSpeed-MM's log line, a progress bar, scalars; and reading such logs again.
+MindSpeed-MM's log line, a progress bar, scalars; the loss on held-out images; and reading such logs again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,60 @@ from mindspeed_mm_dit.configs.files import UnusableFile, check_file, is_folder, 
 from mindspeed_mm_dit.configs.limits import MAX_INT64, shorten_repr
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import DataError
-from mindspeed_mm_dit.planning.memory import model_flop_utilization, peak_tflops
+from mindspeed_mm_dit.planning import model_flop_utilization, peak_tflops
 from mindspeed_mm_dit.terminal import plain, print_nowhere
 from mindspeed_mm_dit.training.loggers.registry import MetricsLogger, open_metrics_loggers
-from mindspeed_mm_dit.training.validation import ValidationLoss
+
+QUARTERS = ("0-25", "25-50", "50-75", "75-100")
+"""The quarters of the noise level, in percent; the level is t / T of a Gaussian process, 1 - t of a flow."""
+
+
+@dataclass(frozen=True)
+class ValidationLoss:
+    """The result of one validation: the loss on held-out images, and its mean in each quarter of the noise levels.
+
+    The loss of a training step depends mostly on the timesteps it sampled. A validation covers the noise levels evenly
+    and always in the same way, so its mean can be compared with earlier ones; the quarters show at which noise levels a
+    model gets better or worse.
+    """
+
+    mean: float
+    """Over all samples."""
+    quarters: dict[str, float]
+    """Mean over the samples of each of QUARTERS; quarters without samples are left out."""
+
+    @classmethod
+    def from_sums(cls, sums: np.ndarray) -> ValidationLoss:
+        """Divide the sums of losses by their numbers of samples; ``sums`` (2, 4) is a sum of ``sums_by_quarter``."""
+        total, count = sums.sum(1).tolist()
+        quarters = {name: loss / samples for name, loss, samples in zip(QUARTERS, *sums.tolist()) if samples}
+        return cls(total / count, quarters)
+
+    def line(self, iteration: int) -> str:
+        """Return the log line, in Megatron's form for several losses."""
+        values = {"loss": self.mean, **{quarter_name(name): loss for name, loss in self.quarters.items()}}
+        columns = "".join(f" {name} value: {value:.6E} |" for name, value in values.items())
+        return f" validation loss at iteration {iteration} |{columns}"
+
+    def scalars(self) -> dict[str, float]:
+        """Return the values by their names in TensorBoard."""
+        return {"valid/loss": self.mean, **{quarter_scalar(name): loss for name, loss in self.quarters.items()}}
+
+
+def quarter_name(quarter: str) -> str:
+    """Return the name in the log of the loss in one of QUARTERS."""
+    return f"noise {quarter}%"
+
+
+def quarter_scalar(quarter: str) -> str:
+    """Return the name in TensorBoard of the loss in one of QUARTERS."""
+    return f"valid/loss_noise_{quarter}"
+
+
+def sums_by_quarter(losses: np.ndarray, noise_levels: np.ndarray) -> np.ndarray:
+    """Return sum and number of the ``losses`` (B,) in each quarter of ``noise_levels`` (B,), 0 to 1: (2, 4)."""
+    quarters = np.minimum(4 * noise_levels, 3).astype(np.int64)
+    return np.stack([np.bincount(quarters, losses, 4), np.bincount(quarters, minlength=4)])
 
 
 def mfu_meter(args: RunConfig) -> Callable[[float], float | None]:
@@ -244,7 +294,7 @@ def read_steps(path: str | Path) -> dict[int, tuple[float, float]]:
     else:
         losses, norms = read_text(path, parse_losses), read_text(path, _norms)
     if not losses.keys() & norms.keys():
-        raise DataError(f"{path}: no losses with gradient norms found in it. Name a log of --log-interval.")
+        raise DataError(f"{path} holds no losses with gradient norms. Name a log of a run with --log-interval.")
     return {step: (losses[step], norms[step]) for step in sorted(losses.keys() & norms.keys())}
 
 
@@ -269,7 +319,7 @@ def read_text(path: Path, parse: Callable[[Iterable[str]], Parsed]) -> Parsed:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
-        raise DataError(f"{path}: {error}. Correct the line, or leave it out.") from None
+        raise DataError(f"{path} {error}. Correct the line, or leave it out.") from None
 
 
 def _check_regular(path: Path) -> None:
@@ -277,8 +327,8 @@ def _check_regular(path: Path) -> None:
     try:
         if os.path.lexists(path):
             check_file(path)
-    except UnusableFile as error:
-        raise DataError(f"{path}: {error}. Name a log file or a TensorBoard folder.") from None
+    except UnusableFile as problem:
+        raise DataError(f"{path} {problem}. Name a log file or a TensorBoard folder.") from None
 
 
 def step_of(text: str) -> int:

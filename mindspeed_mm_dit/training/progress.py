@@ -195,6 +195,6 @@ def open_progress(
 
 def _shared_error(error: UserError | None) -> UserError:
     """Return the error of the first rank, or on other ranks a generic one, marked as shared by all ranks."""
-    failure = error or CheckpointError("--save: the first rank reports what is wrong with it.")
+    failure = error or CheckpointError("--save cannot be used, for a reason that the first rank reports.")
     failure.is_shared = True
     return failure

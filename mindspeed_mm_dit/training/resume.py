@@ -88,8 +88,8 @@ def _newest(load: str, save: str | None, checkpoints: Checkpoints) -> ResumePoin
     content = _content(load)
     if content and not same_folder(load, save):
         raise CheckpointError(
-            f"--load = {load} holds no checkpoint of a run (iter_0001000 and the like): it holds {content}. Name the "
-            "folder that --save named; mm-dit convert makes one from weights in another format."
+            f"--load = {load} holds no checkpoint of a run (iter_0001000 and the like), but {content}. Name the folder "
+            "that --save named. mm-dit convert makes one from weights in another format."
         )
     print_rank_0(f"no checkpoint in {load}{f' (it holds {content})' if content else ''}: starting anew")
     return None
@@ -129,19 +129,21 @@ def check_fits(args: RunConfig, start: ResumePoint, checkpoints: Checkpoints) ->
 
 def _check_adapters(here: Mapping[str, Any] | None, there: Mapping[str, Any] | None, path: Path) -> None:
     """Raise CheckpointError if the adapters differ in kind from this run's; their base is checked once it is read."""
-    if (here is None) != (there is None):
+    if here is None and there is not None:
         raise CheckpointError(
-            f"--load = {path} holds adapters (LoRA), and this run trains the whole network. Pass --lora-target-modules "
+            f"--load = {path} holds adapters (LoRA), but this run trains the whole network. Pass --lora-target-modules "
             "and --init-from as that run did."
-            if here is None
-            else f"--load = {path} holds no adapters, and this run trains some. Start from its weights: --init-from "
-            "instead of --load."
+        )
+    if here is not None and there is None:
+        raise CheckpointError(
+            f"--load = {path} holds no adapters (LoRA), but this run trains some. Start from its weights with "
+            "--init-from instead of --load."
         )
     for flag in (name for name in here or () if name.startswith("--")):
         if here and there and _plain(here[flag]) != _plain(there.get(flag)):
             raise CheckpointError(
-                f"{flag} = {_text(here[flag])}: {path} holds adapters trained with {_text(there.get(flag))}. Use "
-                "that value, or choose another --load and --save."
+                f"{flag} = {_text(here[flag])} must be {_text(there.get(flag))}, with which the adapters in {path} "
+                "were trained. Use that value, or choose another --load and --save."
             )
 
 
@@ -159,8 +161,8 @@ def _check_frozen(here: str, settings: Any, path: Path) -> None:
     there = settings.get("--freeze", "") if isinstance(settings, dict) else ""
     if _plain(here.split()) != _plain(there.split()):
         raise CheckpointError(
-            f"--freeze = {here}: {path} holds the optimizer's state of a run with {there or 'nothing frozen'}. Use "
-            "that, or pass --no-load-optim to start the state anew."
+            f"--freeze = {here} differs from the run in {path}, which froze {there or 'nothing'}, so its optimizer's "
+            "state does not fit. Use the same, or pass --no-load-optim to start the state anew."
         )
 
 
@@ -179,8 +181,8 @@ def _check_optimizer(name: str, there: str, path: Path) -> None:
     """Raise CheckpointError if the checkpoint holds the state of another optimizer."""
     if name != there:
         raise CheckpointError(
-            f"--load = {path} holds the state of --optimizer {there}, and this run steps by {name}. Use that one, or "
-            "pass --no-load-optim to start the state anew."
+            f"--load = {path} holds the state of --optimizer {there}, but this run has --optimizer {name}. Use that "
+            "one, or pass --no-load-optim to start the state anew."
         )
 
 
@@ -194,8 +196,8 @@ def check_save_folder(store: CheckpointStore, iteration: int) -> None:
     there = store.iterations()
     if there and there[-1] > iteration:
         raise ConfigError(
-            f"--save = {store.root} holds the checkpoints of a run up to iteration {there[-1]}, and this one starts "
-            f"at {iteration}. Pass --load {store.root} to go on with that run, or another --save."
+            f"--save = {store.root} holds the checkpoints of a run up to iteration {there[-1]}, but this one starts at "
+            f"{iteration}. Pass --load {store.root} to go on with that run, or another --save."
         )
 
 
@@ -282,9 +284,9 @@ def check_restorable(args: RunConfig) -> None:
         except (TypeError, ValueError, RecursionError):
             is_restorable = False
         if not is_restorable:
-            cure = "Name each class by a text." if key == "classes" else "Change the setting that it comes from."
+            advice = "Name each class by a text." if key == "classes" else "Change the setting that it comes from."
             raise ConfigError(
-                f"run.json: {key} = {shorten_repr(value)} cannot be read back when this run resumes. {cure}"
+                f"{key} = {shorten_repr(value)} in run.json could not be read back when this run resumes. {advice}"
             )
 
 
@@ -396,7 +398,7 @@ def _check_base(init_from: str, base: str, start: ResumePoint) -> None:
     if base != there:
         raise CheckpointError(
             f"--init-from = {init_from} is not the base of the adapters in {start.path}: its digest is {base[:12]}, "
-            f"theirs {there[:12]}. Name the weights that the run started from."
+            f"and that of their base {there[:12]}. Name the weights that the run started from."
         )
 
 

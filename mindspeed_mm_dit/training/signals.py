@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
+from mindspeed_mm_dit.configs.files import error_text
 from mindspeed_mm_dit.errors import DataError, UserError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.exits import SIGNALS, USER_ERROR
@@ -106,6 +107,6 @@ class StopRequest:
 
 def _named(error: Exception) -> UserError:
     """Return an error of the operating system or of a library as a UserError."""
-    named = DataError(f"a batch could not be prepared: {type(error).__name__}: {error}.")
+    named = DataError(f"A batch could not be prepared: {type(error).__name__}: {error_text(error)}.")
     named.__cause__ = error
     return named

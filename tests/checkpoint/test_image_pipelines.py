@@ -102,9 +102,8 @@ def filled(config):
 def our_picture(place, config, asked, *adapters):
     """Pixels (H, W, 3) from 0 to 1."""
     from mindspeed_mm_dit.sampling.conditions import SampleConditions
-    from mindspeed_mm_dit.sampling.generate import generate
+    from mindspeed_mm_dit.sampling.generate import generate, with_defaults
     from mindspeed_mm_dit.sampling.load import describe, load_model
-    from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 
     model = load_model(describe(ModelRequest(place / "a.safetensors", lora=adapters)))

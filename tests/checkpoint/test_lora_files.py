@@ -15,8 +15,8 @@ from mindspeed_mm_dit.configs.video_transformer import WanConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file
-from mindspeed_mm_dit.integrations.formats import diffusers_dit, lora_files
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_frequencies
+from mindspeed_mm_dit.integrations.formats import diffusers_folder, lora_files
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_frequencies
 from mindspeed_mm_dit.integrations.formats.lora_names import joined, split_adapter
 from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.models.init import initial_weights
@@ -405,7 +405,7 @@ def their_dit(diffusers, weights):
         num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
         patch_size=2, num_embeds_ada_norm=10, norm_eps=1e-6, attention_bias=True,
     )  # fmt: skip
-    arrays = diffusers_dit.to_diffusers(weights, DIT)
+    arrays = diffusers_folder.to_diffusers(weights, DIT)
     model.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=False)
     return model.eval()
 

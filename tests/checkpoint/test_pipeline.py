@@ -9,7 +9,7 @@ from mindspeed_mm_dit.checkpoint.formats import FORMATS, format_of_source
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.integrations.formats import diffusers_dit
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.integrations.formats.convert import PIPELINE_CAVEAT, convert
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -51,27 +51,26 @@ def source(model, tmp_path):
 
 def test_layer_answers_alike_at_the_timesteps_of_its_chain():
     weight = np.random.default_rng(1).standard_normal((16, 256))
-    visited, every = diffusers_dit.ddim_timesteps(1000), np.arange(1000)
+    visited, every = diffusers_folder.ddim_timesteps(1000), np.arange(1000)
     assert visited[:3].tolist() == [0, 20, 40] and len(visited) == 50
-    weights = {diffusers_dit.LAYER: weight, diffusers_dit.TABLE: np.zeros((3, 2))}
-    changes = diffusers_dit.Changes(tuple(visited.tolist()), 2)
-    changed = diffusers_dit.convert_for_pipeline(weights, changes)[diffusers_dit.LAYER]
-    ours, theirs = timestep_frequencies(256), diffusers_dit.diffusers_frequencies()
-    wanted = diffusers_dit.sinusoids(every, ours) @ weight.T
-    found = diffusers_dit.sinusoids(every, theirs) @ changed.T
+    weights = {diffusers_folder.LAYER: weight, diffusers_folder.TABLE: np.zeros((3, 2))}
+    changes = diffusers_folder.Changes(tuple(visited.tolist()), 2)
+    changed = diffusers_folder.convert_for_pipeline(weights, changes)[diffusers_folder.LAYER]
+    ours, theirs = timestep_frequencies(256), diffusers_folder.diffusers_frequencies()
+    wanted = diffusers_folder.sinusoids(every, ours) @ weight.T
+    found = diffusers_folder.sinusoids(every, theirs) @ changed.T
     np.testing.assert_allclose(found[visited], wanted[visited], atol=1e-10)
-    as_it_is = diffusers_dit.sinusoids(every, theirs) @ weight.T
+    as_it_is = diffusers_folder.sinusoids(every, theirs) @ weight.T
     assert np.linalg.norm(found - wanted) < np.linalg.norm(as_it_is - wanted)
     np.testing.assert_allclose(
-        np.linalg.solve(diffusers_dit.conversion_matrix(visited), changed.T).T, weight, atol=1e-10
+        np.linalg.solve(diffusers_folder.conversion_matrix(visited), changed.T).T, weight, atol=1e-10
     )
 
 
 def drawn_here(source, labels, steps):
     from mindspeed_mm_dit.sampling.conditions import SampleConditions
-    from mindspeed_mm_dit.sampling.generate import generate
+    from mindspeed_mm_dit.sampling.generate import generate, with_defaults
     from mindspeed_mm_dit.sampling.load import describe, load_model
-    from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 
     described = describe(ModelRequest(source))
@@ -147,7 +146,7 @@ def test_it_is_read_back_to_rounding(source, model, tmp_path):
     for folder in (tmp_path / "pipeline", tmp_path / "pipeline" / "transformer"):
         back = FORMATS[format_of_source(folder)].read(folder).weights
         for name, array in weights_of(model).items():
-            if name == diffusers_dit.LAYER:
+            if name == diffusers_folder.LAYER:
                 np.testing.assert_allclose(back[name], array, atol=1e-6)
             else:
                 np.testing.assert_array_equal(back[name], array)
@@ -190,4 +189,4 @@ def test_pipeline_needs_model_json_network_and_autoencoder(model, tmp_path):
         with pytest.raises(kind, match=words):
             convert(source, tmp_path / "other", "pipeline", description=description)
     with pytest.raises(ConfigError, match="too alike for diffusers' timestep code"):
-        diffusers_dit.conversion_matrix(diffusers_dit.ddim_timesteps(100))
+        diffusers_folder.conversion_matrix(diffusers_folder.ddim_timesteps(100))

@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.integrations.formats.config_json import infer_vae_config, vae_shapes
 from mindspeed_mm_dit.integrations.formats.convert import convert
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_shapes, from_diffusers, to_diffusers
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_shapes, from_diffusers, to_diffusers
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from tests.checkpoint_fixtures import (

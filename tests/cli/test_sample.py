@@ -19,9 +19,8 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.sampling.conditions import SampleConditions, labels_of, split_classes
-from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.generate import generate, with_defaults
 from mindspeed_mm_dit.sampling.load import describe, load_model
-from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from tests.conftest import ROOT
 from tests.training.launch import Configs, mm_dit

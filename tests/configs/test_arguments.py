@@ -12,9 +12,9 @@ from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
+from mindspeed_mm_dit.configs.flag import SYNONYMS, synonym
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.configs.synonyms import SYNONYMS, synonym
 from mindspeed_mm_dit.configs.text_encoder import T5Config
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.training.flags import full_parser

@@ -9,9 +9,8 @@ from mindspeed_mm_dit.configs.arguments import build_parser
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts.registry import find_host
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import run
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.attach import import_order
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.attach import check_before_import, import_order, spelled_out
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import complete
-from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.preflight import check_before_import, spelled_out
 from tests.conftest import ROOT
 
 REQUIRED = "--mm-model a --mm-data b --micro-batch-size 1 --lr 1 --train-iters 1".split()

@@ -211,7 +211,7 @@ def test_features_with_some_of_the_draws_are_refused(tmp_path):
     code = (
         "import torch, torch_npu, mindspeed.megatron_adaptor\n"
         "from mindspeed_mm_dit.errors import DataError\n"
-        "from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.sora import SoRADiffusion\n"
+        "from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.register import SoRADiffusion\n"
         "diffusion = SoRADiffusion(model_id='flow_matching')\n"
         "try:\n    diffusion.q_sample(torch.zeros(2, 1, 4, 4), {'drawn_timesteps': torch.ones(2)})\n"
         "except DataError as error:\n    print(error)\n"

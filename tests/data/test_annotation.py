@@ -1,6 +1,6 @@
 import pytest
 
-from mindspeed_mm_dit.data.annotation import AnnotationLine, UnusableEntry, parse_entry, read_annotation
+from mindspeed_mm_dit.data.tables import AnnotationLine, UnusableEntry, parse_entry, read_annotation
 from mindspeed_mm_dit.errors import DataError
 
 

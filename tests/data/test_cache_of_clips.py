@@ -67,7 +67,7 @@ def from_cache(place):
 
 @pytest.mark.parametrize("zero_padding", [False, True])
 def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_path, zero_padding):
-    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
+    from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKLWan
     from mindspeed_mm_dit.models.registry import load_text_encoder
 
     assert cached(tmp_path, digits, text={"zero_padding": zero_padding}) == 0

@@ -9,9 +9,8 @@ import pytest
 from PIL import ExifTags, Image, ImageCms, features
 
 from mindspeed_mm_dit.configs.images import DatasetParam
-from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.data.transforms import load_pixels, load_still, readable_formats
+from mindspeed_mm_dit.data.transforms import Colours, colours_of, load_pixels, load_still, readable_formats
 from tests.colour_fixtures import SRGB, WIDE, in_srgb, of_grey, of_inks, of_rgb
 from tests.data_fixtures import open_rows
 

@@ -8,8 +8,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from mindspeed_mm_dit.configs.files import UnusableFile
-from mindspeed_mm_dit.data.colours import colours_of
-from mindspeed_mm_dit.data.transforms import center_crop, load_pixels, open_image, upright_size
+from mindspeed_mm_dit.data.transforms import center_crop, colours_of, load_pixels, open_image, upright_size
 
 
 def image(height, width, channels):

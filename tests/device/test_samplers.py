@@ -29,8 +29,7 @@ ADAPTIVE = ("dopri5",)
 
 
 def drawn(config, sampler, steps):
-    from mindspeed_mm_dit.sampling.generate import generate
-    from mindspeed_mm_dit.sampling.plan import with_defaults
+    from mindspeed_mm_dit.sampling.generate import generate, with_defaults
 
     model = Steps(config).engine.model
     model.ae, _ = load_encoders(config, True)

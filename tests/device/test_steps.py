@@ -8,7 +8,7 @@ import torch
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.precision import FLOAT32
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.planning import Placement, memory
 from tests.conftest import ROOT
 from tests.device import counted
 from tests.device.steps import Steps, narrow, on_the_cpu

@@ -20,7 +20,7 @@ class Patience(Callback):
 
 def check(args, world_size):
     if args.parts["patience"] and not args.eval_interval:
-        raise ConfigError(f"--patience = {args.parts['patience']}", "nothing is validated", "add --eval-interval N")
+        raise ConfigError(f"--patience = {args.parts['patience']} needs validation. Add --eval-interval N.")
 
 
 def flags(group):

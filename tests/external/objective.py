@@ -19,7 +19,7 @@ class DenoiseConfig:
 
     def check_output(self, in_channels: int, out_channels: int) -> None:
         if in_channels != out_channels:
-            raise ConfigError("predictor.learn_sigma", "a denoiser has no variance")
+            raise ConfigError("predictor.learn_sigma must be false: a denoiser has no variance.")
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ def open_turned(param: TurnedParam, wanted: SourceRequest) -> Rows:
         with np.load(path, allow_pickle=False) as file:
             images, labels, angles = file["images"], file["labels"].astype(np.int64), file["angles"]
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(str(path), f"holds no turned images: {error}", "write it again") from None
+        raise DataError(f"{path} holds no turned images: {error}. Write it again.") from None
     if images.shape[1:3] != param.sample_size:
-        raise DataError(str(path), f"holds images of {images.shape[1]} x {images.shape[2]}", "correct image_size")
+        raise DataError(f"{path} holds images of {images.shape[1]} x {images.shape[2]}. Correct image_size.")
     digest = hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest()[:12]
     return Rows(
         tuple(f"{path}: image {n}" for n in range(len(images))),

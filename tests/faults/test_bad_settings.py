@@ -23,7 +23,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.hosts.preflight import preflight
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.planning import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.training.flags import full_parser, parse
 from mindspeed_mm_dit.training.resume import find_resume_point
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder

@@ -29,9 +29,8 @@ from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import autoencoder_config_of, load_model_config
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.annotation import UnusableEntry, parse_entry, read_annotation
 from mindspeed_mm_dit.data.shard_rows import ShardQuery, scan_tar
-from mindspeed_mm_dit.data.tables import read_table
+from mindspeed_mm_dit.data.tables import UnusableEntry, parse_entry, read_annotation, read_table
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import write_torch_file

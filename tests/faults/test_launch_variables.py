@@ -116,7 +116,7 @@ def test_what_a_launcher_left_in_the_shell_is_named(tmp_path):
 
 def is_free(port: int) -> bool:
     try:
-        check_port("", port, cure="")
+        check_port("", port, "")
     except ConfigError:
         return False
     return True

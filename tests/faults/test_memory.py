@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.shard_rows import ParquetReader, ShardQuery, scan_parquet
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.torch_file import write_torch_file
-from mindspeed_mm_dit.sampling import conditions, plan
+from mindspeed_mm_dit.sampling import conditions, generate
 from mindspeed_mm_dit.tools.evaluate.image_set import open_image_set
 from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
 from tests.conftest import ROOT
@@ -67,8 +67,8 @@ def test_first_frame_of_another_size_is_refused_undecoded(tmp_path, monkeypatch)
 def test_request_beyond_memory_is_refused_before_it_is_drawn(monkeypatch):
     model = load_model_config(ROOT / "examples/dit/digits_flow/model.json")
     with pytest.raises(ConfigError, match="--size = 32768x32768"):
-        monkeypatch.setattr(plan, "host_memory_bytes", lambda: 1 << 36)
-        plan.resized(model, None, (32768, 32768))
+        monkeypatch.setattr(generate, "host_memory_bytes", lambda: 1 << 36)
+        generate.resized(model, None, (32768, 32768))
     with pytest.raises(ConfigError, match="10,000,000 labels"):
         conditions.labels_of(["0-9"] * 1_000_000, (), 10)
 

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.checkpoint.torch_folder import INDEX, check_pickles, read_
 from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.integrations.formats.convert import convert
-from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
+from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKL
 from mindspeed_mm_dit.tools.evaluate.inception import _read_weights
 from mindspeed_mm_dit.tools.verify.parity import compare
 from tests.autoencoder_kl_fixtures import SMALL

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.autoencoder import NoAutoencoder
 from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
-from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.planning import Placement, memory
 from tests.conftest import ROOT
 
 DATA = ROOT / "tests/golden/data"

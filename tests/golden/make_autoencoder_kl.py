@@ -12,7 +12,7 @@ import torch
 
 from mindspeed_mm_dit import framework
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
-from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
+from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKL
 from tests.autoencoder_kl_fixtures import FLUX, SD_VAE, inputs, our_shapes, results, write_folder
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.hosts.preflight import HostFacts, check_configs, fsdp2_of, log_data_set
-from mindspeed_mm_dit.planning.memory import MemoryLimit
+from mindspeed_mm_dit.planning import MemoryLimit
 from tests.conftest import ROOT, run_config
 
 ROOM = MemoryLimit("this machine", 2**34)

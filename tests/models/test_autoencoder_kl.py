@@ -37,7 +37,7 @@ def small(framework, tmp_path):
     "change", [{}, {"mid_block_add_attention": False}, {"use_quant_conv": False, "use_post_quant_conv": False}], ids=str
 )
 def test_every_variant_equals_diffusers(framework, tmp_path, small, change):
-    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
+    from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKL
 
     config = SMALL | change
     folder = write_folder(tmp_path / "changed", config, our_shapes(config))
@@ -151,7 +151,7 @@ def test_a_config_that_does_not_fit_is_refused(small):
 def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(small, module):
     folder, build = small
     if module == "diffusers":
-        from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKL
+        from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKL
 
         def build(path):
             return AutoencoderKL(AutoencoderKLConfig(str(path), downsample_factor=2))

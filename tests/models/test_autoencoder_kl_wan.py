@@ -25,7 +25,7 @@ def change_config(folder, **changes):
 
 
 def autoencoder(folder=VAE, **changes):
-    from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
+    from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKLWan
 
     return AutoencoderKLWan(WanVAEConfig(str(folder), **changes))
 

@@ -204,8 +204,8 @@ def test_a_text_encoder_that_does_not_fit_is_named_before_weights_are_read(tmp_p
 
 def test_the_strength_of_guidance_is_told_where_it_is_an_input(framework, tmp_path):
     """FLUX.1-dev is guided by its input alone, with Euler steps, unless one asks for more."""
+    from mindspeed_mm_dit.sampling.generate import with_defaults
     from mindspeed_mm_dit.sampling.load import describe, load_model
-    from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 
     model, _ = configs_of(tmp_path, "flux", {"guidance_embeds": True})

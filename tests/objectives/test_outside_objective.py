@@ -9,7 +9,7 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, register_objective, validation_draw
-from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.planning import Placement, memory
 from tests.conftest import run_config
 from tests.external.objective import DENOISE
 

@@ -6,7 +6,7 @@ import pytest
 from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig, GaussianDiffusionConfig
 from mindspeed_mm_dit.data.order import VALIDATION_START
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL, training_draw, validation_draw
-from mindspeed_mm_dit.training.validation import sums_by_quarter
+from mindspeed_mm_dit.training.log import sums_by_quarter
 
 CONFIGS = {
     "gaussian": GaussianDiffusionConfig(),

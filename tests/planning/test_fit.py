@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
 from mindspeed_mm_dit.configs.predictor import count
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import (
+from mindspeed_mm_dit.planning import (
     MemoryLimit,
     Placement,
     check_model_fits,

@@ -31,7 +31,7 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.planning.memory import Placement, activation_bytes, memory
+from mindspeed_mm_dit.planning import Placement, activation_bytes, memory
 from mindspeed_mm_dit.tools.planning.recommend import Request, recommend
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from tests.conftest import ROOT, run_config

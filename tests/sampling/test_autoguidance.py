@@ -28,9 +28,8 @@ def network(framework, config, seed):
 @pytest.mark.parametrize("config", TRIED, ids=lambda config: name_of(config.predictor, config.diffusion))
 def test_a_step_is_led_away_from_the_weaker_networks_by_the_formula(framework, config):
     """A step of Euler is linear in what is said: s of the network's and 1 - s of the weaker one's."""
-    from mindspeed_mm_dit.sampling.generate import trajectory_states
+    from mindspeed_mm_dit.sampling.generate import trajectory_states, with_defaults
     from mindspeed_mm_dit.sampling.load import CheckpointDescription
-    from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import SampleRequest
 
     smaller = replace(config, predictor=replace(config.predictor, num_layers=1))
@@ -55,8 +54,8 @@ def test_a_step_is_led_away_from_the_weaker_networks_by_the_formula(framework, c
 
 
 def test_model_without_a_null_class_is_guided_by_a_weaker_one(framework):
+    from mindspeed_mm_dit.sampling.generate import with_defaults
     from mindspeed_mm_dit.sampling.load import CheckpointDescription
-    from mindspeed_mm_dit.sampling.plan import with_defaults
     from mindspeed_mm_dit.sampling.request import SampleRequest
 
     config = next(m for m in models() if m.diffusion.model_id == "flow_matching" and m.predictor.num_classes)

@@ -14,9 +14,8 @@ from mindspeed_mm_dit.models.autoencoder import to_images, to_pixels
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
 from mindspeed_mm_dit.sampling import generate as module
 from mindspeed_mm_dit.sampling.conditions import SampleConditions, check_conditions
-from mindspeed_mm_dit.sampling.generate import decode, generate, trajectory_states
+from mindspeed_mm_dit.sampling.generate import decode, generate, trajectory_states, with_defaults
 from mindspeed_mm_dit.sampling.load import CheckpointDescription
-from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from tests.parts import models
 

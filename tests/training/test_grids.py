@@ -10,10 +10,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
-from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.generate import generate, with_defaults
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.pictures import captioned, draw_grid
-from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.training.callbacks.grids import check_grids
 from tests.conftest import run_config

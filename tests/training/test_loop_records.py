@@ -12,8 +12,8 @@ from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.training import log, loop
 from mindspeed_mm_dit.training.callbacks import lines
 from mindspeed_mm_dit.training.callbacks.registry import Run, open_callbacks
+from mindspeed_mm_dit.training.log import ValidationLoss
 from mindspeed_mm_dit.training.signals import Stop
-from mindspeed_mm_dit.training.validation import ValidationLoss
 from tests.conftest import run_config
 
 FLAGS = {

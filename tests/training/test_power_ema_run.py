@@ -10,7 +10,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import Placement, memory
+from mindspeed_mm_dit.planning import Placement, memory
 
 pytestmark = pytest.mark.ranks
 STEPS = "--global-batch-size 16 --lr 1e-2 --num-workers 0 --lr-decay-iters 6 --save-interval 1 --keep-last 9 "

@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.dit import DiT
-from mindspeed_mm_dit.planning.memory import train_flop
+from mindspeed_mm_dit.planning import train_flop
 from mindspeed_mm_dit.tools.visualize.plot import read_scalar
 from mindspeed_mm_dit.training.pytorch.parallel import recompute
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.tools.visualize.plot import parse_losses, parse_validation, read_validation
-from mindspeed_mm_dit.training.log import RunLog
-from mindspeed_mm_dit.training.loggers.tensorboard import Scalars
-from mindspeed_mm_dit.training.validation import QUARTERS, ValidationLoss, sums_by_quarter
+from mindspeed_mm_dit.training.log import QUARTERS, RunLog, ValidationLoss, sums_by_quarter
+from mindspeed_mm_dit.training.loggers.boards import Scalars
 
 LOSS = ValidationLoss(0.25, {"0-25": 0.4, "25-50": 0.3, "50-75": 0.2, "75-100": 0.1})
 LINE = (

@@ -82,11 +82,7 @@ class Tensor:
 
 
 def operator_result(
-    shape: Sequence[int],
-    dtype: str,
-    inputs: Sequence[Any],
-    keeps: Sequence[Any] = (),
-    strides: Shape | None = None,
+    shape: Sequence[int], dtype: str, inputs: Sequence[Any], keeps: Sequence[Any] = (), strides: Shape | None = None
 ) -> Tensor:
     """Return the result of an operator on ``inputs``: a tensor with new memory.
 

@@ -56,7 +56,7 @@ def check_backend(backend: str | None) -> str:
     native = next(name for name, device in _DEVICES.items() if device == kind)
     if backend is not None and backend != native:
         raise PlatformError(
-            f"--distributed-backend = {backend} needs a {_DEVICES[backend].upper()} device; MindSpore "
+            f"--distributed-backend = {backend} needs a {_DEVICES[backend].upper()} device, but MindSpore "
             f"{mindspore.__version__} runs on {kind.upper()}. Leave the flag out, or use {native}."
         )
     return native
@@ -197,7 +197,7 @@ def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
 def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context that changes nothing; raises PlatformError if ``bf16``."""
     if bf16:
-        raise PlatformError("--bf16: sampling in bfloat16 is not offered on MindSpore. Leave the flag out.")
+        raise PlatformError("--bf16 is not supported for sampling on MindSpore. Leave the flag out.")
     return contextlib.nullcontext()
 
 
@@ -238,7 +238,7 @@ def report_failure(error: BaseException) -> None:
 def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
     """Return ``module`` frozen, in precision "fp32" or "bf16"; raises PlatformError for bf16 on a CPU."""
     if dtype == "bf16" and device_type() == "cpu":
-        raise PlatformError("dtype = bf16: MindSpore has no bfloat16 products on a CPU. Use fp32.")
+        raise PlatformError("dtype = bf16 is not supported: MindSpore has no bfloat16 products on a CPU. Use fp32.")
     for parameter in module.get_parameters():
         parameter.requires_grad = False
         parameter.set_dtype({"fp32": mindspore.float32, "bf16": mindspore.bfloat16}[dtype])

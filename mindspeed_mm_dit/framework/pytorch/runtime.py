@@ -78,7 +78,7 @@ def check_backend(backend: str | None) -> str:
     backend_device = {"gloo": "cpu", "nccl": "cuda", "hccl": "npu"}[backend]
     if backend != "gloo" and backend_device != kind:
         raise PlatformError(
-            f"--distributed-backend = {backend} needs a {backend_device.upper()} device; this PyTorch "
+            f"--distributed-backend = {backend} needs a {backend_device.upper()} device, but this PyTorch "
             f"({torch.__version__}) sees none. Leave the flag out, or use gloo on a CPU."
         )
     return backend
@@ -131,7 +131,8 @@ def _choose_accelerator(number: int) -> None:
     count = torch.accelerator.device_count()
     if number >= count:
         raise PlatformError(
-            f"LOCAL_RANK = {number}: there are {count} accelerator(s). Start {count} process(es): NPUS_PER_NODE."
+            f"LOCAL_RANK = {number} is too high for the {count} accelerator(s) of this machine. Start {count} "
+            "process(es) (NPUS_PER_NODE)."
         )
     torch.accelerator.set_device_index(number)
 
@@ -375,7 +376,7 @@ def compile_blocks(blocks: Iterable[torch.nn.Module], shapes: int = 1) -> None:
     """
     if device_type() == "cpu" and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise PlatformError(
-            "--torch-compile needs a C++ compiler on a CPU: there is no g++ or clang++. Install one, or drop the flag."
+            "--torch-compile needs a C++ compiler on a CPU, such as g++ or clang++. Install one, or drop the flag."
         )
     torch._dynamo.config.optimize_ddp = False  # it would split a block's graph where DDP's buckets end
     torch._dynamo.config.recompile_limit = max(8, 4 * MAX_GRAPHS)  # (validation and samples have other graphs)

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
 from mindspeed_mm_dit.models.pretrained import KLArchitecture
 from mindspeed_mm_dit.models.weight_adapters import adapter_of, count_of, shape_of
-from mindspeed_mm_dit.planning.memory import GIB, host_bytes
+from mindspeed_mm_dit.planning import GIB, host_bytes
 
 INDEX = "model_index.json"
 """What is in a pipeline's folder."""
@@ -87,8 +87,8 @@ def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
         raise CheckpointError(f"{where}{error}") from None
     except (LookupError, TypeError, ArithmeticError) as error:
         raise CheckpointError(
-            f"{what} does not have the sizes of a {kind.diffusers_class}: {shorten_repr(str(error))}. Copy or "
-            "download the folder again."
+            f"{what} does not have the sizes of a {kind.diffusers_class}: {shorten_repr(str(error))}. Copy or download "
+            "the folder again."
         ) from None
 
 
@@ -112,7 +112,7 @@ def read_dit_config(config: Mapping[str, Any], folder: Path) -> DiTConfig:
     """Return the DiT that the config.json of a folder describes; raises CheckpointError if it is none."""
     for key, expected in _FIXED.items():
         if config.get(key, expected) != expected:
-            raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}: a DiT has {expected!r}.")
+            raise CheckpointError(f"{folder}/config.json: {key} = {config[key]!r}, but a DiT has {expected!r}.")
     names = [field.name for field in dataclasses.fields(_Sizes)]
     try:
         sizes = from_mapping(_Sizes, {name: config[name] for name in names if name in config}, f"{folder}/config.json")
@@ -133,7 +133,7 @@ def read_dit_config(config: Mapping[str, Any], folder: Path) -> DiTConfig:
 def dit_json(network: DiTConfig) -> dict[str, Any]:
     """Return the config.json of a DiT; raises CheckpointError for a size that diffusers has no setting for."""
     if network.mlp_ratio != 4:
-        raise CheckpointError(f"mlp_ratio = {network.mlp_ratio}: diffusers' DiT has 4 and no setting for it.")
+        raise CheckpointError(f"predictor.mlp_ratio = {network.mlp_ratio} must be 4, as in diffusers' DiT.")
     return {
         "_class_name": DIT_CLASS,
         **_FIXED,
@@ -153,7 +153,7 @@ def dit_with_heads(predictor: PredictorConfig, state: State) -> DiTConfig:
     """Return the DiT with its number of heads; raises ConfigError for a predictor that diffusers does not have."""
     if not isinstance(predictor, DiTConfig):
         raise ConfigError(
-            f"predictor {predictor.model_id!r} has no counterpart among diffusers' models here. Convert to "
+            f"predictor.model_id = {predictor.model_id!r} has no counterpart in diffusers here. Convert to "
             "safetensors, .pt or .ckpt."
         )
     check_options(predictor)
@@ -165,11 +165,10 @@ def dit_with_heads(predictor: PredictorConfig, state: State) -> DiTConfig:
 def check_options(network: DiTConfig) -> None:
     """Raise ConfigError, naming it, for an option of the network that diffusers' DiT does not have."""
     for name in OPTIONS:
-        value = getattr(network, name)
-        if value:
+        if value := getattr(network, name):
             raise ConfigError(
-                f"predictor.{name} = {json.dumps(value)}: diffusers' {DIT_CLASS} has no such option. Convert to "
-                "safetensors, .pt or .ckpt."
+                f"predictor.{name} = {json.dumps(value)} is an option that diffusers' {DIT_CLASS} does not have. "
+                "Convert to safetensors, .pt or .ckpt."
             )
 
 
@@ -183,8 +182,7 @@ def _num_heads(network: DiTConfig, state: State) -> int:
         if (sizes["hidden_size"], sizes["num_layers"]) == (network.hidden_size, network.num_layers):
             return sizes["num_heads"]
     raise ConfigError(
-        "--model is needed: the number of attention heads cannot be inferred from the weights. Give the model.json "
-        "that they were trained with."
+        "--model is needed: the weights do not tell the number of attention heads. Give the model.json of their run."
     )
 
 
@@ -226,9 +224,9 @@ def with_vae_config(state: State) -> tuple[State, list[str]]:
     guess = infer_vae_config(shapes_of(state.weights))
     if any(width % guess.norm_num_groups for width in guess.block_out_channels):
         raise ConfigError(
-            "--model is needed: norm_num_groups cannot be inferred from the weights; the usual "
-            f"{guess.norm_num_groups} does not divide the widths {', '.join(map(str, guess.block_out_channels))}. "
-            "Give the autoencoder's config.json."
+            f"--model is needed: the weights do not tell norm_num_groups, and the usual {guess.norm_num_groups} does "
+            f"not divide the widths {', '.join(map(str, guess.block_out_channels))}. Give the autoencoder's "
+            "config.json."
         )
     note = f"config.json: norm_num_groups = {guess.norm_num_groups} is assumed, as in Stable Diffusion's autoencoder"
     if "scaling_factor" not in state.config:

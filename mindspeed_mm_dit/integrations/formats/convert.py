@@ -50,7 +50,7 @@ from mindspeed_mm_dit.integrations.formats.config_json import (
     vae_shapes,
     with_vae_config,
 )
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import LAYER
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import LAYER
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from mindspeed_mm_dit.terminal import echo
@@ -229,11 +229,13 @@ def _convert(
     saves_training = to is not None and to in FORMATS and FORMATS[to].storage is StorageSupport.TRAINING
     if is_adapter(source) and not (adapter_facts(source) and saves_training):
         if loras:
-            raise ConfigError("--merge-lora: SOURCE holds adapters itself. Name the weights of their base as SOURCE.")
+            raise ConfigError(
+                "--merge-lora needs weights to merge into, and SOURCE holds adapters. Name their base as SOURCE."
+            )
         return convert_adapter(source, target, to, weights != "model", description, overwrite, echo)
     if to in ADAPTER_FORMATS and to not in FORMATS:
         raise ConfigError(
-            f"--to = {to} is a form of adapters (LoRA), and SOURCE holds whole weights. Formats of these are: "
+            f"--to = {to} is a format of adapters (LoRA), and SOURCE holds whole weights. Use one of "
             f"{', '.join(FORMATS)}."
         )
     target_format = choose_format(target, to)
@@ -333,17 +335,21 @@ def _described(state: State, description: dict[str, Any]) -> State:
         return replace(state, config=state.config | scale)
     if state.is_autoencoder:
         if "_class_name" not in description:
-            raise ConfigError("--model is neither a model.json nor diffusers' config.json of an autoencoder.")
+            raise ConfigError(
+                "--model is neither a model.json nor diffusers' config.json of an autoencoder. Give one of them."
+            )
         return replace(state, config=description)
     model = model_config_from_mapping(description, "--model")
     model = model if any(name.startswith("projectors.") for name in state.weights) else model.without_teachers()
     state.check_family("SOURCE", model.predictor.model_id)
     described = parameters_of(model.predictor).shapes()
-    reason, cure = (
+    check_names(
+        described,
+        shapes_of(state.weights),
+        "--model",
         "describes another network than SOURCE holds",
-        "give the model.json that the weights were trained with",
+        "Give the model.json that the weights were trained with.",
     )
-    check_names(described, shapes_of(state.weights), "--model", reason, cure)
     return replace(state, facts=state.facts | {"model": description})
 
 
@@ -432,14 +438,15 @@ def convert_adapter(
 
 def _adapter_form(target: Path, to: str | None) -> str:
     if to is None or to not in ADAPTER_FORMATS:
+        message = "--to is needed, as" if to is None else f"--to = {to} is no format of adapters, and"
         raise ConfigError(
-            f"{'--to is needed' if to is None else f'--to = {to} is no form of adapters'}: SOURCE holds adapters "
-            f"(LoRA). {nearest(to or '', ADAPTER_FORMATS)}Forms are: {', '.join(ADAPTER_FORMATS)}; or name the weights "
-            "of their base as SOURCE, and the adapters by --merge-lora."
+            f"{message} SOURCE holds adapters (LoRA). {nearest(to or '', ADAPTER_FORMATS)}Use one of "
+            f"{', '.join(ADAPTER_FORMATS)}; or name the weights of their base as SOURCE, and the adapters by "
+            "--merge-lora."
         )
     if ADAPTER_FORMATS[to].is_folder == (target.suffix == ".safetensors"):
-        cure = "Name a folder." if ADAPTER_FORMATS[to].is_folder else "End it in .safetensors."
-        raise ConfigError(f"TARGET = {target} does not look like --to {to}. {cure}")
+        wish = "name a folder" if ADAPTER_FORMATS[to].is_folder else "end in .safetensors"
+        raise ConfigError(f"TARGET = {target} must {wish} for --to {to}.")
     return to
 
 

@@ -1,4 +1,4 @@
-"""The families of networks: the names that their authors' files have, and how those become ours.
+"""How the authors of each family of networks name and cut its tensors, and diffusers does: tables of invertible rules.
 
 Each line of a table is one layer under its authors' name and under diffusers'. Braces are alternatives: on both sides
 they pair, on the right alone they are the parts that one layer is cut into. ``*`` is a block's number, ``$`` that of
@@ -7,23 +7,133 @@ the last block. The last column is the transform if it is no plain renaming or c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.state import Arrays
-from mindspeed_mm_dit.integrations.formats import rules
-from mindspeed_mm_dit.integrations.formats.rules import (
-    RENAMED,
-    REPEATED,
-    STACKED,
-    SWAPPED,
-    Rule,
-    Rules,
-    Transform,
-    stacked,
-)
+
+LEAVES = ("", ".weight", ".bias")
+"""What follows a layer in the name of a tensor; nothing if a rule names the tensor itself."""
+_BLOCK = re.compile(r"(\w+)\.([0-9]{1,9})\.")
+
+
+class Transform(NamedTuple):
+    """Splits one tensor of the authors into ``n`` of diffusers', along its first axis, and joins them again."""
+
+    split: Callable[[np.ndarray, int], list[np.ndarray]]
+    join: Callable[[Sequence[np.ndarray]], np.ndarray]
+    heights: tuple[int, ...] = (1,)
+    """Heights of the parts, in proportion."""
+
+
+def _join_repeated(copies: Sequence[np.ndarray]) -> np.ndarray:
+    if any(copy.tobytes() != copies[0].tobytes() for copy in copies):
+        raise ValueError("differs from block to block, and all blocks of the published network share it")
+    return copies[0]
+
+
+def stacked(*heights: int) -> Transform:
+    """Return the transform of matrices on top of each other, of these heights in proportion."""
+    ends, whole = np.cumsum(heights)[:-1], sum(heights)
+    return Transform(lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate, heights)
+
+
+def _halves_swapped(array: np.ndarray) -> np.ndarray:
+    return np.concatenate(np.array_split(array, 2)[::-1])
+
+
+RENAMED = Transform(lambda array, n: [array], lambda parts: parts[0])
+REPEATED = Transform(lambda array, n: [array] * n, _join_repeated)
+STACKED = stacked(1, 1, 1)
+SWAPPED = Transform(lambda array, n: [_halves_swapped(array)], lambda parts: _halves_swapped(parts[0]))
+"""The authors compute the shift of a norm before its scale, diffusers after."""
+
+
+class Rule(NamedTuple):
+    """A layer, or a tensor, under the name its authors gave it, and as diffusers has it.
+
+    ``*`` is a block's number: the same one on both sides, or every one if it is on diffusers' side alone; ``$`` is that
+    of the last block, whose rules come before those of all blocks.
+    """
+
+    original: str
+    diffusers: tuple[str, ...]
+    transform: Transform = RENAMED
+
+
+Rules = Sequence[Rule]
+
+
+def numbers_in(names: Iterable[str]) -> dict[str, list[int]]:
+    """Return the numbers of the blocks in ``names``, by what is before the number."""
+    numbers: dict[str, set[int]] = {}
+    for name in names:
+        if match := _BLOCK.match(name):
+            numbers.setdefault(match[1], set()).add(int(match[2]))
+    return {prefix: sorted(numbers[prefix]) for prefix in numbers}
+
+
+def block_ranges(rules: Rules, count: int) -> dict[str, Sequence[int]]:
+    """Return the numbers of ``count`` blocks of each kind."""
+    return {_block_prefix(rule.diffusers[0]): range(count) for rule in rules}
+
+
+def expand_rules(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rule]:
+    """Yield the rules with block numbers filled in; ``numbers`` may be by the names of either side."""
+    known = dict(numbers)
+    for original, theirs in {(_block_prefix(rule.original), _block_prefix(rule.diffusers[0])) for rule in rules}:
+        for here, there in ((original, theirs), (theirs, original)):
+            if here and here not in known and there in known:
+                known[here] = known[there]
+    for rule in rules:
+        blocks = known.get(_block_prefix(rule.diffusers[0]), ())
+        if "$" in rule.original:
+            yield from (_with_block_number(rule, "$", number) for number in blocks[-1:])
+        elif "*" in rule.original:
+            yield from (_with_block_number(rule, "*", number) for number in blocks)
+        elif "*" in rule.diffusers[0]:
+            yield rule._replace(diffusers=tuple(rule.diffusers[0].replace("*", str(i)) for i in blocks))
+        else:
+            yield rule
+
+
+def _block_prefix(name: str) -> str:
+    return re.split(r"\.[*$]\.", name)[0] if "*" in name or "$" in name else ""
+
+
+def _with_block_number(rule: Rule, mark: str, number: int) -> Rule:
+    filled = (name.replace(mark, str(number)) for name in (rule.original, *rule.diffusers))
+    return Rule(next(filled), tuple(filled), rule.transform)
+
+
+def to_diffusers(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
+    """Rename and split the authors' tensors; those without a rule stay as they are."""
+    remaining, renamed = dict(arrays), dict[str, np.ndarray]()
+    for rule in expand_rules(rules, numbers_in(remaining)):
+        for leaf in LEAVES:
+            if (array := remaining.pop(rule.original + leaf, None)) is not None:
+                count = len(rule.diffusers)
+                parts = rule.transform.split(array, count) if array.ndim else [array] * count
+                renamed.update(zip((name + leaf for name in rule.diffusers), parts))
+    return {**renamed, **remaining}
+
+
+def to_original(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
+    """Undo :func:`to_diffusers`; raises ValueError, with diffusers' name first, for parts that cannot be one."""
+    remaining, renamed = dict(arrays), dict[str, np.ndarray]()
+    for rule in expand_rules(rules, numbers_in(remaining)):
+        for leaf in LEAVES:
+            names = [name + leaf for name in rule.diffusers]
+            if names and all(name in remaining for name in names):
+                try:
+                    renamed[rule.original + leaf] = rule.transform.join([remaining.pop(name) for name in names])
+                except ValueError as error:
+                    raise ValueError(names[0], str(error)) from None
+    return {**renamed, **remaining}
+
 
 _TRANSFORMS = {"swapped": SWAPPED, "repeated": REPEATED, "1:1:1:4": stacked(1, 1, 1, 4)}
 _DIT = """
@@ -218,7 +328,7 @@ def from_original(weights: Mapping[str, np.ndarray]) -> Arrays:
     for family in FAMILIES.values():
         if family.original and weights.keys() >= set(family.original):
             used = {name: array for name, array in weights.items() if name not in family.unused}
-            return rules.to_diffusers(used, family.rules)
+            return to_diffusers(used, family.rules)
     return dict(weights)
 
 
@@ -229,9 +339,9 @@ def incomplete_family(names: Collection[str]) -> tuple[str, str] | None:
     """
     candidates = []
     for kind, family in FAMILIES.items():
-        numbered = [*rules.expand_rules(family.rules, rules.numbers_in(names))]
+        numbered = [*expand_rules(family.rules, numbers_in(names))]
         for layers in ([rule.original for rule in numbered], [name for rule in numbered for name in rule.diffusers]):
-            known = {layer + leaf for layer in layers for leaf in rules.LEAVES}
+            known = {layer + leaf for layer in layers for leaf in LEAVES}
             candidates.append((len(known.intersection(names)), kind, known))
     count, kind, known = max(candidates, key=lambda candidate: candidate[0])
     family = FAMILIES[kind]
@@ -243,7 +353,7 @@ def incomplete_family(names: Collection[str]) -> tuple[str, str] | None:
 
 def to_original_names(weights: Mapping[str, np.ndarray], family: Family) -> Arrays:
     """Return the weights of a ``family``'s network by the names that its authors gave them."""
-    return dict(weights) if family.is_original else rules.to_original(weights, family.rules)
+    return dict(weights) if family.is_original else to_original(weights, family.rules)
 
 
 def family_of(layers: Collection[str]) -> Family | None:

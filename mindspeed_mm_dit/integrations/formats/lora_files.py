@@ -58,8 +58,7 @@ def fits(path: Path) -> bool:
         file = _file(path)
         if file.suffix not in _ENDINGS:
             return False
-        is_torch = file.suffix != ".safetensors"
-        names = names_in_torch_file(file) if is_torch else read_safetensors_header(file).tensors
+        names = names_in_torch_file(file) if file.suffix != ".safetensors" else read_safetensors_header(file).tensors
         return any(_match(name) or _other_kind(name) for name in names)
     except (CheckpointError, UnusableFile, OSError):
         return False
@@ -78,8 +77,7 @@ def read(path: Path, layers: Iterable[str] | None = None) -> Adapter:
     text_encoder_names = {name for name in arrays if _TEXT_ENCODER_PREFIX.match(name)}
     if text_encoder_names and len(text_encoder_names) == len(arrays):
         raise CheckpointError(
-            f"{file} holds adapters of a text encoder alone, and those of a network are read here. Name a file of "
-            "adapters of the transformer."
+            f"{file} holds adapters of a text encoder alone, which are not used here. Name one of the transformer."
         )
     settings = _settings(file, metadata)
     theirs, notes = _layers({name: arrays[name] for name in arrays if name not in text_encoder_names}, settings, file)
@@ -109,12 +107,12 @@ def _file(path: Path) -> Path:
         files = [path / f"{name}{ending}" for name in (DIFFUSERS, PEFT) for ending in _ENDINGS]
         files = [file for file in files if file.is_file()] or sorted(path.glob("*.safetensors"))
         if len(files) != 1:
-            neither = f"holds neither {DIFFUSERS} nor {PEFT}: found {list_first_names(path)}"
-            what = f"holds {', '.join(file.name for file in files[:5])}" if files else neither
-            raise CheckpointError(f"{path} {what}. Name the file of adapters.")
+            found = ", ".join(file.name for file in files[:5])
+            found = found or f"neither {DIFFUSERS} nor {PEFT}, but {list_first_names(path)}"
+            raise CheckpointError(f"{path} holds {found}. Name the file of adapters.")
         return files[0]
     if not path.is_file():
-        raise CheckpointError(f"{path}: there is no such file or folder.")
+        raise CheckpointError(f"{path} does not exist.")
     return path
 
 
@@ -139,7 +137,7 @@ def _settings(file: Path, metadata: Mapping[str, str]) -> LoraSettings:
     try:
         content = json.loads(metadata[METADATA])
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: {METADATA} is not JSON: {error}. Copy it again.") from None
+        raise CheckpointError(f"{file}: {METADATA} is not JSON: {error}. Copy or download the file again.") from None
     settings = content if isinstance(content, dict) else {}
     network_settings = {key: value for key, value in settings.items() if not _TEXT_ENCODER_PREFIX.match(key)}
     return settings_of(
@@ -160,18 +158,20 @@ def _layers(arrays: Arrays, settings: LoraSettings, file: Path) -> tuple[dict[st
             (downs if match[2] else ups)[match[1]] = array.astype(np.float32, copy=False)
         else:
             kind = _other_kind(name)
-            reason = f"is part of {kind}" if kind else "is no part of a LoRA of linear layers"
+            problem = f"is part of {kind}" if kind else "is no part of a LoRA of linear layers"
             raise CheckpointError(
-                f"{file}: {name} {array.shape} {reason}. Name plain LoRA adapters: no others are read."
+                f"{file}: {name} {array.shape} {problem}. Name a file of plain LoRA; no other adapters are read."
             )
     for layer in downs.keys() ^ ups.keys() | (alphas.keys() - downs.keys()):
-        raise CheckpointError(f"{file}: {layer} lacks one of its two matrices. Copy or download it again.")
+        raise CheckpointError(f"{file}: {layer} lacks one of its two matrices. Copy or download the file again.")
     if not downs:
-        raise CheckpointError(f"{file} holds no adapters. Name a file of LoRA.")
+        raise CheckpointError(f"{file} holds no adapters. Name a file of LoRA adapters.")
     for layer, down in downs.items():
         if ups[layer].shape[1] != len(down) or not len(down):
-            reason = f"is {ups[layer].shape} times {down.shape}: the ranks differ"
-            raise CheckpointError(f"{file}: {layer} {reason}. Copy or download it again.")
+            raise CheckpointError(
+                f"{file}: {layer} has matrices of different ranks: {ups[layer].shape} and {down.shape}. Copy or "
+                "download the file again."
+            )
     is_native = not alphas and all(layer.startswith("diffusion_model.") for layer in downs)
     defaults_for_missing = [name for name in downs if name not in alphas and not settings.has_alpha(name)]
     notes = (_assumed_note(len(defaults_for_missing), len(downs)),) if defaults_for_missing and not is_native else ()
@@ -186,12 +186,11 @@ def _layers(arrays: Arrays, settings: LoraSettings, file: Path) -> tuple[dict[st
 def _check_numbers(array: np.ndarray, what: str) -> None:
     """Raise CheckpointError unless ``array`` holds finite floating-point numbers."""
     if array.dtype.kind != "f":
-        reason = f"is stored in {array.dtype}, and adapters are floating-point numbers"
-    elif not np.isfinite(array).all():
-        reason = "holds numbers that are not finite"
-    else:
-        return
-    raise CheckpointError(f"{what} {reason}. Copy or download it again, or ask who trained it for a whole file.")
+        raise CheckpointError(
+            f"{what} is stored in {array.dtype}, and adapters are floating-point numbers. Name another file."
+        )
+    if not np.isfinite(array).all():
+        raise CheckpointError(f"{what} holds numbers that are not finite. Its training may have diverged.")
 
 
 def _assumed_note(count: int, total: int) -> str:
@@ -275,8 +274,7 @@ def _kohya(path: Path, adapter: Adapter, shapes: Shapes) -> tuple[str, ...]:
         arrays |= {f"{name}.lora_down.weight": lora.down, f"{name}.lora_up.weight": lora.up}
         arrays[f"{name}.alpha"] = np.array(lora.alpha, np.float32)
     first = next(iter(adapter.layers.values()))
-    metadata = {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))}
-    write_arrays(path, arrays, metadata)
+    write_arrays(path, arrays, {"ss_network_dim": str(first.rank), "ss_network_alpha": str(_number(first.alpha))})
     return notes
 
 

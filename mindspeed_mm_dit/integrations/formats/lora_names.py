@@ -23,15 +23,17 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.lora import LowRank
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, nearest
-from mindspeed_mm_dit.integrations.formats.families import FAMILIES, Family, family_of
-from mindspeed_mm_dit.integrations.formats.rules import (
+from mindspeed_mm_dit.integrations.formats.families import (
+    FAMILIES,
     RENAMED,
     REPEATED,
     STACKED,
+    Family,
     Rule,
     Transform,
     block_ranges,
     expand_rules,
+    family_of,
     numbers_in,
 )
 
@@ -113,8 +115,8 @@ def _targets_in_best_family(loras: Mapping[str, LowRank], where: str) -> LayerTa
     best = [known for known, sure in zip(candidates, certainty) if sure == max(certainty)]
     if max(certainty) >= 0 and len({tuple(_find(known, name) for name in loras) for known in best}) > 1:
         raise CheckpointError(
-            f"{where} has layer names that several networks share, so its network is ambiguous. Name the model.json "
-            "of its base: --model."
+            f"{where} has layer names that several networks share, so its network is ambiguous. Give its model.json by "
+            "--model."
         )
     return best[0] if max(certainty) >= 0 else {name: target for known in candidates for name, target in known.items()}
 
@@ -137,7 +139,7 @@ def _count_matching_heights(known: LayerTargets, loras: Mapping[str, LowRank]) -
 def _names_by_family(names: Collection[str]) -> list[LayerTargets]:
     """Return the names of every family's network with as many blocks as ``names`` have."""
     if (blocks := count_blocks(names)) > MAX_BLOCKS:
-        raise CheckpointError(f"the adapter names {blocks:,} blocks. Copy or download it again.")
+        raise CheckpointError(f"The adapters name {blocks:,} blocks, more than any network has. Copy the file again.")
     return [_family_targets(family, block_ranges(family.rules, blocks)) for family in FAMILIES.values()]
 
 
@@ -174,8 +176,8 @@ def _unknown_layer_error(name: str, known: LayerTargets, where: str) -> Checkpoi
     names = [other for other in known if ("." in other) == ("." in name)] or [*known]
     short = next(name[len(prefix) :] for prefix in PREFIXES if name.startswith(prefix))
     return CheckpointError(
-        f"{where} has an adapter for {name}, which is no linear layer of this network. {nearest(short, names)}name "
-        "the adapters of this base."
+        f"{where} has an adapter for {name}, which is no linear layer of this network. {nearest(short, names)}Name "
+        "adapters of this network."
     )
 
 
@@ -185,8 +187,8 @@ def _split_by_layer(lora: LowRank, target: LayerTarget, what: str) -> list[LowRa
         return [lora]
     if len(lora.up) % sum(target.transform.heights):
         raise CheckpointError(
-            f"{what} has {len(lora.up)} rows, which {len(target.layers)} layers cannot share. Name the adapters of "
-            "this base."
+            f"{what} has {len(lora.up)} rows, which {len(target.layers)} layers cannot share. Name those of this "
+            "network."
         )
     return split_adapter(lora, len(target.layers), target.transform)
 
@@ -226,8 +228,8 @@ def to_native(ours: Mapping[str, LowRank], layers: Collection[str] = ()) -> dict
     ]
     if any(other.keys() != candidates[0].keys() for other in candidates):
         raise ConfigError(
-            "--model is needed: several networks have layers of these names, and their authors name them "
-            "differently. Give the model.json of the adapters' base."
+            "--model is needed: several networks have layers of these names, and their authors name them differently. "
+            "Give the model.json of the adapters' base."
         )
     return candidates[0]
 

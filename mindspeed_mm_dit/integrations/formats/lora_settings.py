@@ -68,7 +68,7 @@ class LoraSettings:
         layer = _without_prefix(layer)
         expected = _value_for(self.rank_pattern, layer, self.r)
         if expected not in (None, rank):
-            raise CheckpointError(f"r = {expected}: the matrices of {layer} have rank {rank}.")
+            raise CheckpointError(f"r = {expected}, but the matrices of {layer} have rank {rank}.")
         if self.target_modules and not _named(self.target_modules, layer):
             raise CheckpointError(f"target_modules does not name {layer}, for which there is an adapter.")
         if self.exclude_modules and _named(self.exclude_modules, layer):
@@ -108,7 +108,7 @@ def settings_of(content: Mapping[str, Any], what: str) -> LoraSettings:
 def checked_alpha(value: Any, what: str) -> float:
     """Return ``value`` as an alpha; raises CheckpointError unless it is a number that leaves weights finite."""
     if type(value) not in (int, float) or not abs(value) <= _MAX_ALPHA:
-        raise CheckpointError(f"{what} = {shorten_repr(value)} is no number of at most {_MAX_ALPHA:g}.")
+        raise CheckpointError(f"{what} = {shorten_repr(value)} must be a number of at most {_MAX_ALPHA:g}.")
     return float(value)
 
 
@@ -118,22 +118,22 @@ def _check_patterns(settings: LoraSettings, what: str) -> None:
     patterns = [(name, pattern) for name in ("rank_pattern", "alpha_pattern") for pattern in getattr(settings, name)]
     if len(patterns) > _MAX_PATTERNS:
         raise CheckpointError(
-            f"{what}: {patterns[0][0]}: {len(patterns):,} patterns are more than a network has layers."
+            f"{what}: rank_pattern and alpha_pattern have {len(patterns):,} patterns, more than a network has layers."
         )
     for name, pattern in (*patterns, *(module for module in modules if isinstance(module[1], str))):
         try:
             _compiled(pattern)
         except (re.error, OverflowError, RecursionError) as error:
             raise CheckpointError(
-                f"{what}: {name}: {shorten_repr(pattern)} is no regular expression: {error}."
+                f"{what}: {name} has {shorten_repr(pattern)}, which is no regular expression: {error}."
             ) from None
         without_escapes = re.sub(r"\\.|\[[^]]*\]", "x", pattern)
         if len(re.findall(r"[*+{]", without_escapes)) > _MAX_REPEATS or re.search(
             r"\)[*+{]|\(\?[^:!=]", without_escapes
         ):
             raise CheckpointError(
-                f"{what}: {name}: {shorten_repr(pattern)} could take for ever to match. Write one without repeated "
-                f"groups, and with at most {_MAX_REPEATS} repeats."
+                f"{what}: {name} has {shorten_repr(pattern)}, which could take for ever to match. Write it without "
+                f"repeated groups, and with at most {_MAX_REPEATS} repeats."
             )
 
 

@@ -2,7 +2,7 @@
 
 model_index.json                   what is in it; of DiTPipeline also id2label
 transformer/                       the network, as diffusers_folder.py writes it
-transformer/changed_for_diffusers.json    of DiTPipeline: what was changed in the network (diffusers_dit.py)
+transformer/changed_for_diffusers.json    of DiTPipeline: what was changed in the network (diffusers_folder.py)
 vae/                               the autoencoder of model.json
 text_encoder*/, tokenizer*/        copies of what model.json names
 scheduler/                         DDIM over the noise schedule of model.json, or its sampling times
@@ -25,11 +25,9 @@ from mindspeed_mm_dit.configs.joint import JointConfig
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.integrations.formats import diffusers_dit, diffusers_folder
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.integrations.formats.config_json import INDEX, check_options
 from mindspeed_mm_dit.models.pretrained import read_autoencoder_kl
-
-_NETWORK_ALONE = "Convert the network alone: --to diffusers."
 
 
 def fits(path: Path) -> bool:
@@ -45,12 +43,10 @@ def write(path: Path, state: State) -> None:
         CheckpointError: the autoencoder of model.json cannot be read.
     """
     if state.is_autoencoder:
-        raise ConfigError(
-            "SOURCE is an autoencoder, and a pipeline is written from a network. Convert it --to diffusers."
-        )
+        raise ConfigError("SOURCE is an autoencoder, and a pipeline needs a network. Convert it by --to diffusers.")
     if "model" not in state.facts:
         raise ConfigError(
-            "--model is needed: a pipeline has the autoencoder and the noise schedule of model.json. Give the "
+            "--model is needed, as a pipeline has the autoencoder and the noise schedule of model.json. Give the "
             "model.json that the weights were trained with."
         )
     model = model_config_from_mapping(state.facts["model"], "model.json")
@@ -63,8 +59,8 @@ def _write_json(file: Path, content: Mapping[str, Any], sort_keys: bool = False)
     file.write_text(text, "utf-8", "backslashreplace")  # (as JSON writes a byte of a name that is no text)
 
 
-def _refused(what: str, reason: str) -> ConfigError:
-    return ConfigError(f"{what}: {reason}. {_NETWORK_ALONE}")
+def _refused(problem: str) -> ConfigError:
+    return ConfigError(f"{problem} Convert the network alone (--to diffusers).")
 
 
 # --- DiTPipeline ------------------------------------------------------------------------------------------------------
@@ -74,9 +70,9 @@ _PARTS = {"transformer": "DiTTransformer2DModel", "vae": "AutoencoderKL", "sched
 
 def _write_dit_pipeline(path: Path, state: State, model: ModelConfig) -> None:
     _check_dit(model)
-    visited = diffusers_dit.ddim_timesteps(model.diffusion.num_train_timesteps)
-    changes = diffusers_dit.Changes(tuple(visited.tolist()), model.predictor.num_classes)
-    weights = diffusers_dit.convert_for_pipeline(state.weights, changes)
+    visited = diffusers_folder.ddim_timesteps(model.diffusion.num_train_timesteps)
+    changes = diffusers_folder.Changes(tuple(visited.tolist()), model.predictor.num_classes)
+    weights = diffusers_folder.convert_for_pipeline(state.weights, changes)
     vae = _autoencoder(model.ae)
     for name in _PARTS:
         (path / name).mkdir()
@@ -93,29 +89,29 @@ def _write_dit_pipeline(path: Path, state: State, model: ModelConfig) -> None:
 def _check_dit(model: ModelConfig) -> None:
     """Raise ConfigError for a model that DiTPipeline would not sample as here."""
     if not isinstance(model.predictor, DiTConfig):
-        what, cure = f"predictor.model_id = {model.predictor.model_id!r}", "Convert to safetensors, .pt or .ckpt."
-        raise ConfigError(f"{what} has no pipeline here. {cure}")
+        raise ConfigError(
+            f"predictor.model_id = {model.predictor.model_id!r} has no pipeline here. Convert to .safetensors."
+        )
     check_options(model.predictor)
     if not isinstance(model.diffusion, GaussianDiffusionConfig):
         raise ConfigError(
-            f"diffusion.model_id = {model.diffusion.model_id!r}: diffusers' DiTPipeline samples by Gaussian "
-            "diffusion: with flow matching it would generate noise. Convert the network alone (--to diffusers); "
-            "mm-dit init --diffusion gaussian_diffusion makes one for it."
+            f"diffusion.model_id = {model.diffusion.model_id!r} does not fit diffusers' DiTPipeline, which samples by "
+            "Gaussian diffusion and would generate noise. Convert the network alone (--to diffusers); mm-dit init "
+            "--diffusion gaussian_diffusion makes one for the pipeline."
         )
     if model.ae.diffusers_class != _PARTS["vae"]:
-        raise _refused(f"ae.model_id = {model.ae.model_id!r}", "diffusers' DiTPipeline decodes latents, by a VAE")
+        raise _refused(f"ae.model_id = {model.ae.model_id!r} must be an AutoencoderKL for diffusers' DiTPipeline.")
     scale = model.ae.scale()
     if scale.shift or scale.std != 1.0:
-        what = f"ae.shift_factor = {scale.shift}" if scale.std == 1.0 else "ae.latents_mean, latents_std"
-        raise _refused(what, "diffusers' DiTPipeline decodes latents without a shift, all channels alike")
+        settings = f"ae.shift_factor = {scale.shift}" if scale.std == 1.0 else "ae.latents_mean and ae.latents_std"
+        raise _refused(f"{settings} cannot be written for diffusers' DiTPipeline, which has one scale and no shift.")
     num_classes, dropout = model.predictor.num_classes, model.predictor.class_dropout_prob
-    last = diffusers_dit.UNCONDITIONAL_CLASS
+    last = diffusers_folder.UNCONDITIONAL_CLASS
     if num_classes > last or not model.predictor.conditions.has_unconditional:
         raise ConfigError(
-            f"predictor.num_classes = {num_classes}, class_dropout_prob = {dropout:g}: diffusers' DiTPipeline always "
-            f"takes class {last} as the unconditional one. It fits networks of up to {last} classes with an "
-            "unconditional class; others it would guide by a class, or fail. Convert the network alone (--to "
-            "diffusers), and pass the unconditional class in a custom pipeline."
+            f"predictor.num_classes = {num_classes} with class_dropout_prob = {dropout:g} does not fit diffusers' "
+            f"DiTPipeline, which needs at most {last} classes and takes class {last} as the unconditional one. Convert "
+            "the network alone (--to diffusers), and pass the unconditional class in a custom pipeline."
         )
 
 
@@ -225,29 +221,34 @@ def _checked_parts(model: ModelConfig) -> tuple[PipelineKind, Any, Any]:
     texts = [encoder.model_id for encoder in model.text_encoders]
     kinds = [kind for kind in PIPELINE_KINDS if kind.predictor == predictor]
     if not kinds:
-        raise _refused(f"predictor.model_id = {predictor!r}", "has no pipeline of diffusers here")
+        raise _refused(f"predictor.model_id = {predictor!r} has no pipeline of diffusers here.")
     kind = next((kind for kind in kinds if [*kind.encoders.values()] == texts), None)
     if kind is None:
         expected = " or ".join(", ".join(kind.encoders.values()) for kind in kinds)
-        raise _refused(f"text_encoder: {', '.join(texts)}", f"is not what {kinds[0].name} has: {expected}")
+        raise _refused(
+            f"The text encoders of model.json are {', '.join(texts) or 'none'}, and {kinds[0].name} has {expected}."
+        )
     if model.ae.model_id != kind.ae:
-        raise _refused(f"ae.model_id = {model.ae.model_id!r}", f"is not what {kind.name} has: {kind.ae}")
+        raise _refused(f"ae.model_id = {model.ae.model_id!r} must be {kind.ae!r} for {kind.name}.")
     if not isinstance(flow, FlowMatchingConfig):
-        raise _refused(f"diffusion.model_id = {flow.model_id!r}", f"is not how {kind.name} samples")
-    usual = (flow.path, flow.prediction_type, flow.noise_scale) == ("linear", "velocity", 1.0)
-    if flow.sample_schedule not in kind.schedules or not usual:
+        raise _refused(f"diffusion.model_id = {flow.model_id!r} is not flow matching, by which {kind.name} samples.")
+    if flow.sample_schedule not in kind.schedules:
         schedules = " or ".join(map(json.dumps, kind.schedules))
         raise _refused(
-            f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)}",
-            f"is not how {kind.name} samples: it takes {schedules}, on linear paths",
+            f"diffusion.sample_schedule = {json.dumps(flow.sample_schedule)} must be {schedules} for {kind.name}."
+        )
+    if (flow.path, flow.prediction_type, flow.noise_scale) != ("linear", "velocity", 1.0):
+        raise _refused(
+            f"diffusion has path {flow.path}, prediction_type {flow.prediction_type} and noise_scale "
+            f"{flow.noise_scale:g}, and {kind.name} samples by the velocity on linear paths from noise of scale 1."
         )
     has_schedule = flow.sample_shift is not None or flow.sample_schedule in _SCHEDULES
     by_size = {"shift_base": flow.shift_base, "dynamic_shift": flow.sample_schedule and flow.dynamic_shift}
     for name, value in by_size.items():
         if value and not has_schedule:
             raise _refused(
-                f"diffusion.{name} = {json.dumps(value)}",
-                f"shifts times by the size of an image, which {kind.name} has no setting for",
+                f"diffusion.{name} = {json.dumps(value)} shifts times by image size, and {kind.name} has no setting "
+                "for it."
             )
     return kind, model.ae, model.text_encoders
 

@@ -54,7 +54,6 @@ _BLOCK = 128
 _ROTATION = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.float32) / 2
 """ConvRot's matrix for groups of 4; larger groups have its Kronecker powers. Each is its own inverse."""
 _MAX_GROUP = 4096
-_CURE = "Use a file in bfloat16, or in ComfyUI's float8 or int8."
 
 
 def read_formats(marks: Mapping[str, np.ndarray], metadata: Mapping[str, str], what: str) -> Formats:
@@ -72,12 +71,9 @@ def read_formats(marks: Mapping[str, np.ndarray], metadata: Mapping[str, str], w
     for layer, entry in formats.items():
         stored_as = entry.get("format") if isinstance(entry, dict) else None
         if not isinstance(stored_as, str) or stored_as not in _DTYPES:
-            raise _refused(
-                f"{what}: {layer}", f"is stored in the format {shorten_repr(stored_as)}, which is not read here"
-            )
+            raise _refused(f"{what}: {layer} is stored in format {shorten_repr(stored_as)}, which is not read here.")
         for key in entry.keys() - _WITHOUT_EFFECT - {"convrot"}:
-            reason = f"is stored in {stored_as} with the setting {shorten_repr(key)}, which is unknown"
-            raise _refused(f"{what}: {layer}", reason)
+            raise _refused(f"{what}: {layer} is stored in {stored_as} with {shorten_repr(key)}, which is unknown here.")
     return formats
 
 
@@ -143,7 +139,7 @@ def read_quantized(
         prefix, _, last = name.rpartition(".")
         if last in _OTHERS:
             layer = prefix.removesuffix(".weight.quant_state")
-            raise _refused(f"{what}: {layer}", f"is stored in {_OTHERS[last]}, which is not read here")
+            raise _refused(f"{what}: {layer} is stored in {_OTHERS[last]}, which is not read here.")
     if not formats and not set(dtypes.values()) & _FEW_BITS:
         check_are_floats(arrays, what)
         return arrays, {}
@@ -153,7 +149,7 @@ def read_quantized(
     formats = {layer if f"{layer}.weight" in weights else f"{_NETWORK}{layer}": formats[layer] for layer in formats}
     for layer in sorted(scales.keys() | formats.keys()):
         if f"{layer}.weight" not in weights:
-            raise _refused(f"{what}: {layer}", "has a scale or a format, and no weight")
+            raise _refused(f"{what}: {layer} has a scale or a format, and no weight.")
     quantized = {}
     for name in weights:
         layer, dtype = name.removesuffix(".weight"), dtypes.get(name, str(arrays[name].dtype))
@@ -162,7 +158,7 @@ def read_quantized(
         if tensor is not None:
             quantized[name] = tensor
             if tensor.scale is None and tensor.codes.ndim > 1 and (len(weights) < len(arrays) or _needs_scale(tensor)):
-                raise _refused(f"{what}: {name}", f"is in {tensor.kind}, and its scale is missing")
+                raise _refused(f"{what}: {name} is stored in {tensor.kind}, and its scale is missing.")
     check_are_floats({name: array for name, array in weights.items() if name not in quantized}, what)
     return weights, quantized
 
@@ -175,14 +171,14 @@ def _quantized(
     if name is None and scale is None:
         return None
     if name is None:
-        raise _refused(what, f"is stored as {dtype} with a scale, in no format that the file names: it may be rotated")
+        raise _refused(f"{what} is stored as {dtype} with a scale, and the file does not name its format.")
     if dtype not in _DTYPES[name]:
-        raise _refused(what, f"is stored as {dtype}, and the file names the format {name}")
+        raise _refused(f"{what} is stored as {dtype}, and the file says that its format is {name}.")
     codes = widen(array, name) if dtype == "U8" else array
     rotation = entry.get("convrot_groupsize", 256) if entry.get("convrot") else 0
     if rotation and not _fits_rotation(rotation, codes.shape):
         raise _refused(
-            what, f"of shape {codes.shape} is rotated in groups of {shorten_repr(rotation)}, which do not fit"
+            f"{what} is rotated in groups of {shorten_repr(rotation)}, which do not fit its shape {codes.shape}."
         )
     return Quantized(codes, name, None if scale is None else _fitted(scale, codes.shape, what), rotation)
 
@@ -193,12 +189,11 @@ def _fits_rotation(size: Any, shape: tuple[int, ...]) -> bool:
 
 def _needs_scale(tensor: Quantized) -> bool:
     """Return whether codes cannot be the weight itself: integers, and float8 that fills more than half its range."""
-    most = _LARGEST.get(tensor.format, 0) / 2
-    return bool(tensor.codes.size and np.abs(tensor.codes).max() > most)
+    return bool(tensor.codes.size and np.abs(tensor.codes).max() > _LARGEST.get(tensor.format, 0) / 2)
 
 
-def _refused(what: str, reason: str) -> CheckpointError:
-    return CheckpointError(f"{what}: {reason}. {_CURE}")
+def _refused(problem: str) -> CheckpointError:
+    return CheckpointError(f"{problem} Use a file in bfloat16, or in ComfyUI's float8 or int8.")
 
 
 def _rotation(size: int) -> np.ndarray:

@@ -63,7 +63,7 @@ def extract_trees(content: Any, path: str | Path) -> dict[str, Arrays]:
         trees = {"model": content}
     if not trees:
         keys = ", ".join(map(str, list(content)[:8]))
-        raise CheckpointError(f"{path} holds no weights; its keys are: {keys}.")
+        raise CheckpointError(f"{path} holds no weights. Its keys are: {keys}.")
     if len(trees) == 1 and len(parts := _parts(trees.get("model", {}))) > 1:  # a module of both, as Lightning saves it
         return extract_trees(parts, path)
     return {name: plain(weights, path) for name, weights in trees.items()}
@@ -86,7 +86,7 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     weights = {str(name): array for name, array in weights.items() if name not in _COUNTS}
     for name, array in weights.items():
         if not isinstance(array, np.ndarray):
-            raise CheckpointError(f"{path}: {shorten_repr(name)} is no tensor that is read here. Save weights alone.")
+            raise CheckpointError(f"{path}: {shorten_repr(name)} is no tensor of numbers. Save the weights alone.")
     weights = {name: weights[name] for name in network_tensor_names(weights)}
     check_are_floats(weights, str(path))
     while prefix := next((p for p in _PREFIXES if weights and all(name.startswith(p) for name in weights)), None):
@@ -194,7 +194,7 @@ def _format_names(names: Collection[str]) -> list[str]:
 def check_named(named: Collection[str], arrays: Arrays, index: Path) -> None:
     """Raise CheckpointError if no file has a tensor that the ``index`` of them names."""
     if missing := sorted(set(named) - arrays.keys()):
-        raise CheckpointError(f"{index} names {missing[0]}, which no file has. Copy the folder again.")
+        raise CheckpointError(f"{index} names {missing[0]}, which none of the files has. Copy the folder again.")
 
 
 def _object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def _object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read: {key!r} of its __metadata__ is not JSON: {error}.") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path} cannot be read: {key!r} of its __metadata__ is no object in JSON.")
+        raise CheckpointError(f"{path} cannot be read: {key!r} of its __metadata__ is no JSON object.")
     return content
 
 
@@ -220,7 +220,7 @@ def _write_original(path: Path, state: State) -> None:
     if not state.is_autoencoder:
         kind = infer_predictor(shapes_of(state.weights), state.facts, state.predictor).model_id
     if kind not in FAMILIES:
-        raise ConfigError(f"--to original: there are no other names for {kind} here. Leave --to out.")
+        raise ConfigError(f"--to original does not apply: there are no other names for {kind} here. Leave --to out.")
     _write_safetensors(path, state.with_trees({"model": to_original_names(state.weights, FAMILIES[kind])}))
 
 

@@ -1,7 +1,7 @@
 """Translates a data.json of MindSpeed-MM: its ``dataset_type`` "t2v" and its dataloader modes.
 
 The classes below have its keys and defaults (v26.1.0). A setting that cannot work here, because samples are addressed
-by sample index, is rejected with a reason.
+by sample index, is an error.
 """
 
 from __future__ import annotations
@@ -21,19 +21,10 @@ from mindspeed_mm_dit.errors import ConfigError
 WAN_PATCH = 16
 """Side of Wan's patches in pixels: autoencoder factor 8, times 2. Shapes are always multiples of it."""
 SAMPLERS = ("stateful_distributed_sampler", "BaseRandomBatchSampler", "SequentialSampler", "LengthGroupedSampler")
-REFUSED_MODES = {
-    "variable": "its VariableVideoBatchSampler drops samples at random, and the batch size depends on the shape",
-}
-REFUSED_SAMPLERS = {
-    "BucketBatchSampler": "it sorts the tokens of its vision-language models",
-    "LuminaMetaLenDistSampler": "it sorts the tokens of its Lumina",
-    "AESampler": "it is for training autoencoders",
-}
-
 ONLY_OF_PROCESSOR = {
     "frame_interval": (1, "frames are dropped only to reach train_fps (auto_interval)"),
     "speed_factor": (1, "videos are not sped up here"),
-    "use_aesthetic": (False, "aesthetic scores in captions are not supported"),
+    "use_aesthetic": (False, "captions get no aesthetic scores here"),
 }
 """Settings that support a single value here, and why."""
 ONLY_OF_LOADER = {
@@ -49,7 +40,9 @@ def _check_only(section: Any, where: str, only: Mapping[str, tuple[object, str]]
     for name, (value, why) in only.items():
         actual = getattr(section, name)
         if actual != value:
-            raise ConfigError(f"{where}.{name} = {json.dumps(actual)}: {why}. Write {json.dumps(value)}.")
+            raise ConfigError(
+                f"{where}.{name} = {json.dumps(actual)} is not supported, because {why}. Write {json.dumps(value)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -70,12 +63,12 @@ class Files:
         what = f"dataset_param.basic_parameters.data_path = {self.data_path}"
         try:
             lines = [line for line in lines_of(read_bytes(Path(self.data_path)).decode()) if line.strip()]
-        except (UnusableFile, UnicodeDecodeError) as problem:
-            raise ConfigError(f"{what}: {problem}. Correct the path.") from None
+        except UnusableFile as problem:
+            raise ConfigError(f"{what} {problem}. Correct the path.") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{what} is not a text in UTF-8. Correct the path.") from None
         if len(lines) != 1 or lines[0].count(",") != 1:
-            raise ConfigError(
-                f"{what} has {len(lines)} lines; it must have one, FOLDER,ANNOTATION. Join the annotations."
-            )  # fmt: skip
+            raise ConfigError(f"{what} has {len(lines)} line(s), and must have one: FOLDER,ANNOTATION.")
         folder, _, annotation = lines[0].partition(",")
         return folder.strip(), annotation.strip()
 
@@ -134,8 +127,8 @@ class Processor:
         _check_only(self, where, ONLY_OF_PROCESSOR)
         if self.drop_short_ratio not in (0, 1):
             raise ConfigError(
-                f"{where}.drop_short_ratio = {self.drop_short_ratio:g} would drop clips at random. Set it to 0 or 1."
-            )  # fmt: skip
+                f"{where}.drop_short_ratio = {self.drop_short_ratio:g} would drop clips at random. Write 0 or 1."
+            )
         for name, most in (
             ("num_frames", MAX_FRAMES),
             ("min_num_frames", self.num_frames),
@@ -152,8 +145,8 @@ class Processor:
         if self.force_resolution:
             if not self.drop_short_ratio:
                 raise ConfigError(
-                    "dataset_param.preprocess_parameters.force_resolution = true: and drop_short_ratio = 0: clips "
-                    "of several lengths and one size. Name dataset_param.buckets."
+                    "dataset_param.preprocess_parameters.force_resolution = true with drop_short_ratio = 0 gives clips "
+                    "of one size and several lengths. Name dataset_param.buckets instead."
                 )
             return {"num_frames": self._frames()[-1], "max_height": self.max_height, "max_width": self.max_width}
         budget = {
@@ -231,16 +224,15 @@ class Loader:
     def __post_init__(self) -> None:
         _check_only(self, "dataloader_param", ONLY_OF_LOADER)
         if self.dataloader_mode not in ("sampler", "base"):
-            why = REFUSED_MODES.get(self.dataloader_mode, "is not one of its modes")
             raise ConfigError(
-                f"dataloader_param.dataloader_mode = {self.dataloader_mode!r}: {why}. Use sampler, and "
+                f"dataloader_param.dataloader_mode = {self.dataloader_mode!r} is not supported. Use sampler, and "
                 "dataset_param.buckets for several shapes."
-            )  # fmt: skip
+            )
         if self.dataloader_mode == "sampler" and self.sampler_type not in SAMPLERS:
-            why = REFUSED_SAMPLERS.get(self.sampler_type, "is not one of its samplers")
             raise ConfigError(
-                f"dataloader_param.sampler_type = {self.sampler_type!r}: {why}. Use one of {', '.join(SAMPLERS)}."
-            )  # fmt: skip
+                f"dataloader_param.sampler_type = {self.sampler_type!r} is not supported. Use one of "
+                f"{', '.join(SAMPLERS)}."
+            )
 
 
 def translated(content: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -248,9 +240,9 @@ def translated(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     result, samples, loader = dict(content), content.get("dataset_param"), content.get("dataloader_param")
     if isinstance(samples, dict) and samples.get("dataset_type") == "feature":
         raise ConfigError(
-            f"{where}: dataset_param.dataset_type = 'feature': its pickled features are not supported here. Write "
-            'the "t2v" section that they were extracted from; mm-dit cache-latents caches latents and texts.'
-        )  # fmt: skip
+            f"{where}: dataset_param.dataset_type = 'feature' is not supported, as its features are pickled. Write the "
+            '"t2v" section that they were extracted from; mm-dit cache-latents caches latents and texts.'
+        )
     if isinstance(samples, dict) and samples.get("dataset_type") == "t2v":
         result["dataset_param"] = _clips(samples, where)
     if isinstance(loader, dict) and "dataloader_mode" in loader:

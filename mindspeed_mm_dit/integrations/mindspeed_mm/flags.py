@@ -29,9 +29,10 @@ class Key(NamedTuple):
 class HubRefusal(NamedTuple):
     """The route does otherwise, so every value but the default is an error."""
 
-    reason: str
+    does: str
     """What the route does; the text follows its name."""
-    cure: str = "leave it out, or use --host standalone"
+    advice: str = "Leave it out, or use --host standalone."
+    """What to do, a sentence."""
 
 
 SAME: Literal["same"] = "same"
@@ -53,15 +54,15 @@ def _same(key: str, *, is_added: bool = False, is_computed: bool = False) -> Mea
 
 _STANDALONE_ONLY = Meaning(IGNORED, IGNORED)
 _WHOLE_NETWORK = HubRefusal(
-    "trains the whole network in its Megatron engine", "use --host mindspeed-mm-native, or --host standalone"
+    "trains the whole network in its Megatron engine", "Use --host mindspeed-mm-native, or --host standalone."
 )
 
 FLAGS: Mapping[str, Meaning] = {
     # model, data and framework
     "mm_model": _same("model.mm_model", is_added=True),
     "mm_data": _same("data.dataset_param.mm_data", is_added=True),
-    "timestep_window": Meaning(SAME, HubRefusal("comes from model.json", "set diffusion.timestep_window there")),
-    "ai_framework": Meaning(SAME, HubRefusal("runs on PyTorch", "use pytorch, or --host standalone")),
+    "timestep_window": Meaning(SAME, HubRefusal("takes it from model.json", "Set diffusion.timestep_window there.")),
+    "ai_framework": Meaning(SAME, HubRefusal("runs on PyTorch", "Use pytorch, or --host standalone.")),
     # batches and length
     "micro_batch_size": _same("training.micro_batch_size"),
     "global_batch_size": _same("training.gradient_accumulation_steps", is_computed=True),
@@ -108,13 +109,13 @@ FLAGS: Mapping[str, Meaning] = {
     "init_from": Meaning(
         HubRefusal(
             "can only start from random weights",
-            "start with --host standalone --train-iters 1 --save NEW, then continue here with --load NEW",
+            "Start with --host standalone --train-iters 1 --save NEW, then continue here with --load NEW.",
         ),
         Key("model.init_from", is_added=True),
     ),
     "mm_valid_data": Meaning(
         HubRefusal(
-            "validates on the samples that --mm-data holds out", "set valid_fraction there, or use --host standalone"
+            "validates on the samples that --mm-data holds out", "Set valid_fraction there, or use --host standalone."
         ),
         Key("data.val_dataset_param.mm_data", is_added=True),
     ),
@@ -122,10 +123,10 @@ FLAGS: Mapping[str, Meaning] = {
     "init_verbose": _STANDALONE_ONLY,
     "dry_run": Meaning(
         SAME,
-        HubRefusal("checks only when training starts", "use --host standalone --dry-run, which checks the same files"),
+        HubRefusal("checks only when training starts", "Use --host standalone --dry-run, which checks the same files."),
     ),
     "ema_decay": _same("model.ema_decay", is_added=True),
-    "power_ema_stds": Meaning(HubRefusal("only keeps the plain EMA"), HubRefusal("only keeps the plain EMA")),
+    "power_ema_stds": Meaning(HubRefusal("keeps the plain EMA only"), HubRefusal("keeps the plain EMA only")),
     "pynative": _STANDALONE_ONLY,
     "tf32": _STANDALONE_ONLY,
     "torch_compile": _STANDALONE_ONLY,
@@ -163,5 +164,5 @@ def check_supported(args: RunConfig, route: Route, resumes: bool) -> None:
         if not isinstance(meaning, HubRefusal) or value in (row.default, None) or (resumes and row.name == "init_from"):
             continue
         text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
-        what = row.word if value is True else f"{row.word} = {text}"
-        raise ConfigError(f"{what} is not supported in this host: {HOST_NAMES[route]} {meaning.reason}. {meaning.cure}")
+        setting = row.word if value is True else f"{row.word} = {text}"
+        raise ConfigError(f"{setting} is not supported: {HOST_NAMES[route]} {meaning.does}. {meaning.advice}")

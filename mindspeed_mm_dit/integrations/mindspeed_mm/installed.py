@@ -94,8 +94,7 @@ def _takes(node: ast.AST | None, parameters: tuple[str, ...]) -> bool:
     if not isinstance(node, ast.FunctionDef) or node.args.vararg:
         return True
     names = tuple(argument.arg for argument in node.args.args if argument.arg != "self")
-    further = len(names) - len(parameters)
-    return names[: len(parameters)] == parameters and further <= len(node.args.defaults)
+    return names[: len(parameters)] == parameters and len(names) - len(parameters) <= len(node.args.defaults)
 
 
 RELEASE = "release"
@@ -111,17 +110,15 @@ def newest(what: str, folder: str) -> Path:
     name = (Path(folder) / TRACKER).read_text(encoding="utf-8", errors="replace").strip()
     iterations = [str(iteration) for iteration in CheckpointStore(folder).iterations()]
     if not name:
-        raise CheckpointError(
-            f"{what}: its {TRACKER} is empty: a run was killed while it wrote it, after the checkpoint. "
-            f"{f'write {iterations[-1]} into it' if iterations else 'name another folder'}"
-        )
+        advice = f"Write {iterations[-1]} into it." if iterations else "Name another folder."
+        raise CheckpointError(f"{what} has an empty {TRACKER}: a run was killed while it wrote the file. {advice}")
     if name != RELEASE and not name.isdecimal():
         raise CheckpointError(
-            f"{what}: its {TRACKER} says {shorten_repr(name)}. Write the number of a checkpoint into it."
+            f"{what} has a {TRACKER} that says {shorten_repr(name)}. Write the number of a checkpoint into it."
         )
     path = Path(folder) / RELEASE if name == RELEASE else CheckpointStore(folder).path(int(name))
     if not path.is_dir():
         raise CheckpointError(
-            f"{what}: {TRACKER} names {path.name}, which is not there. Write the number of one that is."
+            f"{what} has no {path.name}, which its {TRACKER} names. Write the number of another into it."
         )
     return path

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from mindspeed_mm_dit.framework import ops
-from mindspeed_mm_dit.objectives.flow import ode, sde
+from mindspeed_mm_dit.objectives.flow import solvers
 from mindspeed_mm_dit.objectives.flow.path import DiffusionCoefficient, point_at
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.timesteps import network_time, sampling_times, sde_times
 from mindspeed_mm_dit.objectives.registry import ModelFn, NoiseAt, Tensor
 
-_ODE_STEPS = {"euler": ode.euler, "heun": ode.heun}
-_SDE_STEPS = {"sde-euler": sde.euler_maruyama, "sde-heun": sde.heun}
+_ODE_STEPS = {"euler": solvers.euler, "heun": solvers.heun}
+_SDE_STEPS = {"sde-euler": solvers.euler_maruyama, "sde-heun": solvers.sde_heun}
 
 
 def ode_trajectory(name: str, process: FlowMatching, model_fn: ModelFn, start: Tensor, steps: int) -> Iterator[Tensor]:
     """Take ``steps`` steps on a fixed grid with the config's shift; for predicted data the last is Euler's (JiT)."""
     times = sampling_times(process.config, steps, start.shape[1:])
-    last = ode.euler if process.prediction_type == "data" else None
-    return ode.integrate(_ODE_STEPS[name], _velocity(process, model_fn), _scaled(process, start), times, last)
+    last = solvers.euler if process.prediction_type == "data" else None
+    return solvers.integrate(_ODE_STEPS[name], _velocity(process, model_fn), _scaled(process, start), times, last)
 
 
 def dopri5_trajectory(
@@ -29,7 +29,7 @@ def dopri5_trajectory(
 ) -> Iterator[Tensor]:
     """Take steps of sizes chosen per sample; yield the state at ``steps`` even times."""
     times = sampling_times(process.config, steps, start.shape[1:])
-    return ode.dopri5(_velocity(process, model_fn), _scaled(process, start), times, rtol, atol)
+    return solvers.dopri5(_velocity(process, model_fn), _scaled(process, start), times, rtol, atol)
 
 
 def sde_trajectory(
@@ -48,8 +48,8 @@ def sde_trajectory(
         output = _call_model(process, model_fn, x, t)
         return process.velocity(output, x, t), process.score(output, x, t)
 
-    equation = sde.Sde(fields, lambda t: point_at(process.config, t), diffusion)
-    return sde.integrate(_SDE_STEPS[name], equation, _scaled(process, start), times, noise_at)
+    equation = solvers.Sde(fields, lambda t: point_at(process.config, t), diffusion)
+    return solvers.integrate_sde(_SDE_STEPS[name], equation, _scaled(process, start), times, noise_at)
 
 
 def _scaled(process: FlowMatching, start: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def _scaled(process: FlowMatching, start: Tensor) -> Tensor:
     return start if scale == 1 else scale * start
 
 
-def _velocity(process: FlowMatching, model_fn: ModelFn) -> ode.Velocity:
+def _velocity(process: FlowMatching, model_fn: ModelFn) -> solvers.Velocity:
     return lambda x, t: process.velocity(_call_model(process, model_fn, x, t), x, t)
 
 

@@ -166,9 +166,9 @@ def check_heun_end(config: FlowMatchingConfig, times: np.ndarray, diffusion: Dif
         gain = diffusion.at(end, point) * q / (point.sigma**2 - q * point.sigma * point.d_sigma)
     if config.prediction_type in ("velocity", "data") and not abs(gain[0]) < _MAX_GAIN:
         raise ConfigError(
-            f"--last-step = {diffusion.last_step}: sde-heun needs the score at t = {end[0]:g}, where predicted "
-            f"{config.prediction_type} has none on path {config.path!r}. Use Mean, Tweedie or Euler, or --sampler "
-            "sde-euler."
+            f"--last-step = {diffusion.last_step} does not go with sde-heun, which needs the score at t = {end[0]:g}, "
+            f"where predicted {config.prediction_type} has none on path {config.path!r}. Use Mean, Tweedie or Euler, "
+            "or --sampler sde-euler."
         )
 
 

@@ -27,9 +27,7 @@ def make_betas(noise_schedule: str, num_train_timesteps: int) -> np.ndarray:
             for step in range(num_train_timesteps + 1)
         ]
         return np.array([min(1 - after / before, 0.999) for before, after in pairwise(alpha_bar)])
-    raise ConfigError(
-        f"diffusion.noise_schedule = {noise_schedule!r}: unknown schedule. Use linear or squaredcos_cap_v2."
-    )
+    raise ConfigError(f"diffusion.noise_schedule = {noise_schedule!r} is unknown. Use linear or squaredcos_cap_v2.")
 
 
 @dataclass(frozen=True)
@@ -158,8 +156,8 @@ def _strided(num_train_timesteps: int, steps: int) -> np.ndarray:
         if len(chosen) == steps:
             return chosen
     raise ConfigError(
-        f"--steps = {steps}: no whole stride visits {steps} of {num_train_timesteps} timesteps. Use a divisor of "
-        f"{num_train_timesteps}, or the ddpm sampler."
+        f"--steps = {steps} is not possible: no whole stride visits {steps} of {num_train_timesteps} timesteps. Use a "
+        f"divisor of {num_train_timesteps}, or the ddpm sampler."
     )
 
 

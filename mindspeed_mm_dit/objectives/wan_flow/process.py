@@ -14,8 +14,8 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.objectives.flow import ode
 from mindspeed_mm_dit.objectives.flow.process import column
+from mindspeed_mm_dit.objectives.flow.solvers import euler, integrate
 from mindspeed_mm_dit.objectives.registry import ModelFn, Tensor
 from mindspeed_mm_dit.objectives.wan_flow.objective import euler_sigmas, multistep_sigmas
 
@@ -148,7 +148,7 @@ def euler_trajectory(process: WanFlow, model_fn: ModelFn, start: Tensor, steps: 
     def velocity(x: Tensor, sigmas: np.ndarray) -> Tensor:
         return _call_model(process, model_fn, x, sigmas)
 
-    return ode.integrate(ode.euler, velocity, start, euler_sigmas(process.config, steps))
+    return integrate(euler, velocity, start, euler_sigmas(process.config, steps))
 
 
 def unipc_trajectory(process: WanFlow, model_fn: ModelFn, start: Tensor, steps: int) -> Iterator[Tensor]:

@@ -104,11 +104,9 @@ def run(args: argparse.Namespace) -> int:
 def _check_flags(args: argparse.Namespace) -> None:
     sources = [flag for flag in ("checkpoint", "samples", "statistics") if getattr(args, flag)]
     if len(sources) != 1:
-        reason = (
-            f"{' and '.join(f'--{flag}' for flag in sources)} exclude each other" if sources else "nothing to score"
-        )
-        raise ConfigError(f"mm-dit evaluate: {reason}. Give one of --checkpoint, --samples and --statistics.")
-
+        given = f"{' and '.join(f'--{flag}' for flag in sources)} exclude each other."
+        problem = given if sources else "mm-dit evaluate has nothing to score."
+        raise ConfigError(f"{problem} Give one of --checkpoint, --samples and --statistics.")
     check_between("--num", args.num, 1, MAX_IMAGES)
     check_between("--batch-size", args.batch_size, 1, MAX_IMAGES)
     if args.image_size is not None:
@@ -122,17 +120,15 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
     if args.statistics:
         if not args.inception:
-            raise ConfigError(f"--statistics are made with --inception. {INCEPTION}")
+            raise ConfigError(f"--statistics = {args.statistics} needs --inception. {INCEPTION}")
         if not args.output.lower().endswith(".npz"):
-            raise ConfigError(f"--output = {args.output}: of --statistics is an .npz. Name one.")
+            raise ConfigError(f"--output = {args.output} must end in .npz with --statistics.")
         check_output_file("--output", args.output)
         return
     if not args.reference:
-        raise ConfigError("--reference is needed. Name ADM's .npz, a folder of real images, or digits.")
-
+        raise ConfigError("--reference is missing. Name ADM's .npz, a folder of real images, or digits.")
     if args.reference == DIGITS and args.inception:
-        reason = f"is not used: a classifier of digits scores --reference {DIGITS}"
-        raise ConfigError(f"--inception = {args.inception}: {reason}. Leave it out.")
+        raise ConfigError(f"--inception = {args.inception} is not used with --reference {DIGITS}. Leave it out.")
     check_output_folder("--output", args.output, make=False)
 
 

@@ -132,8 +132,7 @@ def write_inverted_digits(folder: Path) -> None:
 def write_digits_buckets(folder: Path) -> None:
     """Write the same digits with labels.csv, each on one of CANVASES in turn, at a random offset by its number."""
     pixels, labels = _pixels()
-    placed = [_placed(number, image) for number, image in enumerate(pixels)]
-    _write_images(folder, Digits(placed, labels))
+    _write_images(folder, Digits([_placed(number, image) for number, image in enumerate(pixels)], labels))
 
 
 def _placed(number: int, digit: np.ndarray) -> np.ndarray:

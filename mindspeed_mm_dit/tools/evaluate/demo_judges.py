@@ -95,7 +95,7 @@ def score_moving_digits(clips: np.ndarray, captions: Sequence[str]) -> MovingDig
     _small_of(clips)
     for caption in captions:
         if caption not in CAPTIONS:
-            raise DataError(f"caption {caption!r} names no digit and direction. Write it as in {CAPTIONS[0]!r}.")
+            raise DataError(f"The caption {caption!r} names no digit and direction. Write it as in {CAPTIONS[0]!r}.")
     words = [caption.split() for caption in captions]
     digit = read_digits(clips) == [NAMES.index(name) for _, name, _, _ in words]
     direction = np.array(read_directions(clips)) == [direction for _, _, _, direction in words]
@@ -113,8 +113,7 @@ def digits_line(clips: np.ndarray, labels: Sequence[int]) -> str:
     """Return the last line of a run with clips (N, F, H, W) uint8 sampled for the digits ``labels`` (N,) alone."""
     accuracy = float((read_digits(clips) == labels).mean())
     moves = sum(direction is not None for direction in read_directions(clips)) / len(clips)
-    correct = f"{accuracy:.1%} of {len(clips)} clips show the requested digit"
-    return f"moving digits score: {correct}; {moves:.1%} move"
+    return f"moving digits score: {accuracy:.1%} of {len(clips)} clips show the requested digit; {moves:.1%} move"
 
 
 def read_digits(clips: np.ndarray) -> np.ndarray:
@@ -162,8 +161,8 @@ def _small_of(clips: np.ndarray) -> tuple[int, int]:
         if height * wide == width * high and height % high == 0:
             return high, wide
     raise DataError(
-        f"clips of {height} x {width} pixels cannot be shrunk to {format_sizes(SMALL)}, where a digit has its "
-        f"original {DIGIT} x {DIGIT} pixels. The embedded clips are {ZOOM} times as large."
+        f"The clips are {height} x {width} pixels, and must be a multiple of {format_sizes(SMALL)}, where a digit has "
+        f"its original {DIGIT} x {DIGIT} pixels. Those of the demo data are {ZOOM} times as large."
     )
 
 

@@ -91,14 +91,17 @@ class DigitsJudge:
     def check(self, images: Candidates) -> None:
         if images.shape != _SHAPE:
             size = " x ".join(map(str, images.shape))
-            words = f"are real digits of 8 x 8, grey, and {images.what} has images of {size}"
-            raise ConfigError(f"--reference = {DIGITS} {words}. Name a reference of such images and --inception.")
+            raise ConfigError(
+                f"--reference = {DIGITS} is for grey images of 8 x 8, and {images.what} has images of {size}. Name a "
+                "reference of such images and --inception."
+            )
         if not images.num_labels:
-            words = "has no labels (arr_1), which this score needs"
-            raise ConfigError(f"{images.what} {words}. Add them to the npz.")
+            raise ConfigError(f"{images.what} has no labels (arr_1), which --reference = {DIGITS} needs. Add them.")
         if images.num_labels > _CLASSES:
-            words = f"has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}"
-            raise ConfigError(f"{images.what} {words}. Name a reference of such images and --inception.")
+            raise ConfigError(
+                f"{images.what} has labels up to {images.num_labels - 1}, and digits are 0 ... {_CLASSES - 1}. Name a "
+                "reference of such images and --inception."
+            )
         check_count(images)
 
     def judge(self, samples: ImageSet) -> Judgement:
@@ -149,7 +152,7 @@ def score_captioned_digits(images: np.ndarray, captions: Sequence[str]) -> Capti
     """
     for caption in captions:
         if caption not in DIGIT_OF:
-            raise DataError(f"caption {caption!r} names no known digit. Write it as in 'the number 7'.")
+            raise DataError(f"The caption {caption!r} names no known digit. Write it as in 'the number 7'.")
     digits = np.array([DIGIT_OF[caption] for caption in captions])
     is_seen = np.array([caption in _TRAINING_CAPTIONS for caption in captions])
     seen_accuracy, unseen_accuracy = (digits_accuracy(images[kind], digits[kind]) for kind in (is_seen, ~is_seen))

@@ -116,9 +116,8 @@ class Shards:
             differ = [name for name in sorted({*stored, *current}) if stored.get(name) != current.get(name)]
             words = [f"{name} was {stored.get(name)!r}, is {current.get(name)!r}" for name in differ if name != "model"]
             raise ConfigError(
-                f"{what} holds images of another evaluation: "
-                f"{'; '.join(words) or 'model.json or --size is another'}. Name another folder, or repeat its "
-                "settings to continue it."
+                f"{what} holds images of another evaluation: {'; '.join(words) or 'model.json or --size is another'}. "
+                "Name another folder, or repeat its settings to continue it."
             )
 
     def begin(self) -> None:
@@ -158,8 +157,8 @@ class Shards:
         """
         if missing := self.missing():
             raise DataError(
-                f"{self.folder}/{ENTRIES} lacks {len(missing)} of its files, {self._path(missing[0]).name} first. "
-                "Every rank must see the same --output: use a disk that all machines share."
+                f"{self.folder}/{ENTRIES} lacks {len(missing)} of its files, {self._path(missing[0]).name} first. Name "
+                "an --output on a disk that all machines share."
             )
         if not self.joined.exists():
             replace_file(self.joined, lambda aside: self._write_joined(aside, labels))
@@ -180,7 +179,10 @@ class Shards:
         for shard in self._all():
             images = self._load(shard)
             if images.shape != (len(self.numbers(shard)), *shape) or images.dtype != np.uint8:
-                raise DataError(f"{self._path(shard)} holds {images.shape} {images.dtype}. Remove it, run again.")
+                raise DataError(
+                    f"{self._path(shard)} holds {images.shape} {images.dtype} instead of its images. Remove it, and "
+                    "run again."
+                )
             yield images
 
     def _load(self, shard: int) -> np.ndarray:
@@ -220,8 +222,7 @@ def draw_missing(
         numbers = shards.numbers(shard)
         shard_labels = labels[numbers].tolist()
         values = {"caption": [prompts[label] for label in shard_labels]} if prompts else {"label": shard_labels}
-        conditions = SampleConditions(values, first_number=int(numbers[0]))
-        shards.write(shard, generate(*model, conditions, request))
+        shards.write(shard, generate(*model, SampleConditions(values, first_number=int(numbers[0])), request))
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ class Work:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Work:
         """Check all flags before weights are read."""
+        from mindspeed_mm_dit.sampling.generate import resized, with_defaults
         from mindspeed_mm_dit.sampling.load import describe
-        from mindspeed_mm_dit.sampling.plan import resized, with_defaults
 
         described = describe(ModelRequest.from_flags(args))
         config, classes = described.config, described.classes
@@ -256,7 +257,7 @@ class Work:
         else:
             num_classes = config.require_labelled_images(f"--checkpoint = {args.checkpoint}").num_classes
         if args.prompts is not None and not of_captions:
-            raise ConfigError(f"--prompts = {args.prompts}: this model is conditioned on classes. Leave it out.")
+            raise ConfigError(f"--prompts = {args.prompts} has no effect, as this model takes classes. Leave it out.")
         request = request_of(args)
         config = resized(config, None, request.size)
         request = with_defaults(request, config, cfg_scale=PUBLISHED_CFG_SCALE)
@@ -281,9 +282,7 @@ def _prompts(args: argparse.Namespace, config: ModelConfig) -> list[str]:
     from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 
     if args.prompts is None:
-        raise ConfigError(
-            "--prompts is missing: this model is conditioned on text. Name a text file with one prompt per line."
-        )
+        raise ConfigError("--prompts is missing, and this model takes text. Name a file of one prompt per line.")
     prompts = read_prompts("--prompts", args.prompts)
     check_prompts(config, prompts, "--prompts")
     return prompts
@@ -337,8 +336,8 @@ def _check_disk_space(args: argparse.Namespace, config: ModelConfig, shards: Sha
     need, free = 2 * args.num * math.prod(shape_of(config)), shutil.disk_usage(existing).free
     if need > free + sum(file.stat().st_size for file in shards.folder.glob("images/*.npy")):
         raise ConfigError(
-            f"--output = {args.output}: {args.num:,} images need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} "
-            "GiB are free. Name a folder on a larger disk, or generate fewer."
+            f"--num = {args.num} images need {need / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free in --output "
+            f"= {args.output}. Name a folder on a larger disk, or generate fewer."
         )
 
 

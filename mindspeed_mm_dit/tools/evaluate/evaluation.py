@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.store import without_folders
+from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.pages import write
 from mindspeed_mm_dit.tools.evaluate.image_set import ImageSet
 
@@ -143,6 +144,15 @@ class Candidates:
     """Each label is below this; 0 where there are none."""
     classes: tuple[str, ...] = ()
     """Name of each label, if known."""
+
+
+def check_size(reference: ImageSet, images: Candidates) -> None:
+    """Raise ConfigError for images of another size than those of the reference, if it holds any."""
+    if reference.count and reference.shape[:2] != images.shape[:2]:
+        sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
+        raise ConfigError(
+            f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Name one of the same size."
+        )
 
 
 class Judge(Protocol):

@@ -37,8 +37,8 @@ from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.tools.evaluate.metrics import Gaussian
 
 INCEPTION = (
-    "mm-dit get Inception, or download https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
-    "weights-inception-2015-12-05-6726825d.pth, and name it with --inception"
+    "Run mm-dit get Inception, or download https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+    "weights-inception-2015-12-05-6726825d.pth, and name the file with --inception."
 )
 """What to do if the Inception's weights are missing."""
 POOL, SPATIAL = 2048, 17 * 17 * 7
@@ -107,9 +107,9 @@ def open_image_set(
     try:
         check_file(path)
     except UnusableFile as problem:
-        words = "there is no such file or folder" if not os.path.lexists(path) else str(problem)
+        words = "does not exist" if not os.path.lexists(path) else str(problem)
         raise ConfigError(
-            f"{what}: {words}. {suggest_path(path, 'digits')}name an .npz or a folder of images."
+            f"{what} {words}. {suggest_path(path, 'digits')}Name an .npz or a folder of images."
         ) from None
     if not zipfile.is_zipfile(path):
         raise DataError(f"{what} is no .npz, or is cut short. Name a file that np.savez wrote, or a folder of images.")
@@ -147,10 +147,10 @@ class _Npz:
         with zipfile.ZipFile(self._path) as archive, archive.open(f"{IMAGES}.npy") as member:
             shape, fortran, dtype = self._header(member, archive.getinfo(f"{IMAGES}.npy").file_size)
         if dtype != np.uint8:
-            raise DataError(f"{self._what}: {IMAGES} has the dtype {dtype}, expected uint8. Save 0 ... 255.")
+            raise DataError(f"{self._what}: {IMAGES} must be uint8, and is {dtype}. Save 0 ... 255.")
         if len(shape) != 4 or shape[3] not in (1, 3) or min(shape) < 1:
             raise DataError(
-                f"{self._what}: {IMAGES} has the shape {shorten_repr(shape)}, expected (N, height, width, 3 or 1)."
+                f"{self._what}: {IMAGES} must have the shape (N, height, width, 3 or 1), and has {shorten_repr(shape)}."
             )
         if fortran:
             raise DataError(f"{self._what}: {IMAGES} is in Fortran's order. Write it again with np.savez.")
@@ -162,7 +162,7 @@ class _Npz:
         try:
             check_unfolded(self._path.stat().st_size, math.prod(shape))
         except UnusableFile as problem:
-            raise DataError(f"{self._what}: {IMAGES}: {problem}. Write it with np.savez, uncompressed.") from None
+            raise DataError(f"{self._what}: {IMAGES} {problem}. Write it with np.savez, uncompressed.") from None
         self._check_whole()
         return shape  # type: ignore[return-value]
 
@@ -181,8 +181,7 @@ class _Npz:
             size = min(size, max(1, BATCH_BYTES // math.prod(shape)))
             for start in range(0, count, size):
                 length = min(size, count - start)
-                content = member.read(length * int(np.prod(shape)))
-                yield np.frombuffer(content, np.uint8).reshape(length, *shape)
+                yield np.frombuffer(member.read(length * int(np.prod(shape))), np.uint8).reshape(length, *shape)
 
     def _labels(self, count: int) -> np.ndarray | None:
         if LABELS not in self._names:
@@ -190,8 +189,8 @@ class _Npz:
         labels = self._array(LABELS)
         if labels.shape != (count,) or labels.dtype.kind not in "iu":
             raise DataError(
-                f"{self._what}: {LABELS} has the shape {shorten_repr(labels.shape)} and dtype {labels.dtype}, "
-                f"expected ({count},) of integers."
+                f"{self._what}: {LABELS} must have the shape ({count},) and integers, and has "
+                f"{shorten_repr(labels.shape)} and {labels.dtype}."
             )
         if labels.min() < 0:
             raise DataError(f"{self._what}: {LABELS} holds {labels.min()}, and labels are numbered from 0.")
@@ -203,11 +202,12 @@ class _Npz:
 
     def _gaussian(self, mean_name: str, covariance_name: str) -> Gaussian:
         mean, covariance = self._array(mean_name), self._array(covariance_name)
-        what, width = f"{self._what}: {mean_name}, {covariance_name}", WIDTHS[mean_name]
-        if (mean.shape, covariance.shape) != ((width,), (width, width)) or not _are_real(mean, covariance):
+        what, width = f"{self._what}: {mean_name} and {covariance_name}", WIDTHS[mean_name]
+        kinds = mean.dtype.kind + covariance.dtype.kind
+        if (mean.shape, covariance.shape, kinds) != ((width,), (width, width), "ff"):
             raise DataError(
-                f"{what} are {mean.shape} {mean.dtype} and {covariance.shape} {covariance.dtype}, expected "
-                f"({width},) and ({width}, {width}) of real numbers: they are of another network."
+                f"{what} must be real numbers of the shapes ({width},) and ({width}, {width}), and are {mean.dtype} "
+                f"{mean.shape} and {covariance.dtype} {covariance.shape}. They may be of another network."
             )
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
             raise DataError(f"{what} hold numbers that are not finite. Copy or make the file again.")
@@ -224,19 +224,15 @@ class _Npz:
         try:
             return read_npz(self._path, [name])[name]
         except UnusableFile as problem:
-            raise DataError(f"{self._what}: {name}: {problem}. Copy it again.") from None
+            raise DataError(f"{self._what}: {name} {problem}. Copy the file again.") from None
 
     def _header(self, member: IO[bytes], size: int) -> Header:
         try:
             return read_header(member, size)
         except UnusableFile as problem:
-            raise DataError(f"{self._what}: {IMAGES}: {problem}. Write it again with np.savez.") from None
+            raise DataError(f"{self._what}: {IMAGES} {problem}. Write it again with np.savez.") from None
         except UNREADABLE as error:
             raise DataError(f"{self._what}: {IMAGES} cannot be read: {error_text(error)}. Copy it again.") from None
-
-
-def _are_real(*arrays: np.ndarray) -> bool:
-    return all(array.dtype.kind == "f" for array in arrays)
 
 
 # --- a folder --------------------------------------------------------------------------------------------------
@@ -256,14 +252,15 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
     bad = [(path, look.problem) for path, look in zip(paths, looks) if look.problem is not None]
     if bad and not (skip_bad and len(bad) < len(paths)):
         raise DataError(
-            f"{bad[0][0]} {bad[0][1]}: {len(bad)} of {len(paths)} images cannot be scored. Repair or remove them."
+            f"{what}: {len(bad)} of {len(paths)} images cannot be scored; the first is {bad[0][0]}, which {bad[0][1]}. "
+            "Repair or remove them."
         )
     paths = [path for path, look in zip(paths, looks) if look.problem is None]
     looks = [look for look in looks if look.problem is None]
     off = [path for path, look in zip(paths, looks) if (look.height, look.width) != size]
     if off and image_size is None:
         square = " x ".join(map(str, size))
-        raise DataError(f"{what}: {off[0].name} is not {square} as {paths[0].name} is. Add --image-size.")
+        raise DataError(f"{what}: {off[0].name} is not {square}, as {paths[0].name} is. Add --image-size.")
     labels, classes = _labels_of(folder, paths) if by_class else (None, ())
     return ImageSet(
         what,
@@ -283,9 +280,9 @@ def _open_folder(what: str, folder: Path, image_size: int | Size | None, skip_ba
 def _size_of(what: str, path: Path) -> Size:
     (look,) = check_image_files([path], 1, decode=False)
     if look.problem is not None:
-        raise DataError(f"{path}: {look.problem}. Repair or remove it.")
+        raise DataError(f"{path} {look.problem}. Repair or remove it.")
     if look.width != look.height:
-        raise DataError(f"{what}: {path.name} is {look.width} x {look.height}, no square. Add --image-size.")
+        raise DataError(f"{what}: {path.name} is {look.width} x {look.height}, which is no square. Add --image-size.")
     return look.height, look.width
 
 
@@ -298,7 +295,7 @@ def _pixels(path: Path, size: Size) -> np.ndarray:
     try:
         return rearrange(load_pixels(str(path), size, 3), "c h w -> h w c")
     except UnusableFile as problem:
-        raise DataError(f"{path}: {problem}. Repair or remove it.") from None
+        raise DataError(f"{path} {problem}. Repair or remove it.") from None
 
 
 def _labels_of(folder: Path, paths: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...]]:

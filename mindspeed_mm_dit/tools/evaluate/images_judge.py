@@ -11,7 +11,7 @@ import numpy as np
 from einops import reduce
 
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions, check_size
 from mindspeed_mm_dit.tools.evaluate.image_set import INCEPTION, ImageSet
 from mindspeed_mm_dit.tools.evaluate.metrics import NEIGHBOURS
 from mindspeed_mm_dit.tools.evaluate.real_images import (
@@ -92,21 +92,20 @@ class ImagesJudge:
     def __init__(self, reference: ImageSet) -> None:
         """Raise ConfigError for a reference with statistics only, or with too few images."""
         if not reference.count:
-            words = "is needed: the reference holds statistics of the Inception's features, and no images"
-            raise ConfigError(f"--inception: {words}. {INCEPTION}")
+            raise ConfigError(
+                f"{reference.what} holds statistics of the Inception's features and no images, so it needs "
+                f"--inception. {INCEPTION}"
+            )
         if reference.count < MIN_IMAGES:
-            words = f"{reference.count} image(s): scores without --inception need at least {MIN_IMAGES}"
-            raise ConfigError(f"{reference.what}: {words}. Use more.")
+            raise ConfigError(
+                f"{reference.what} has {reference.count} image(s), and scores without --inception need at least "
+                f"{MIN_IMAGES}. Use more."
+            )
         self._reference = reference
 
     def check(self, images: Candidates) -> None:
         reference = self._reference
-        if reference.shape[:2] != images.shape[:2]:
-            sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
-            raise ConfigError(
-                f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Score against a "
-                "reference of the same size."
-            )
+        check_size(reference, images)
         check_count(images)
         self._by_class = reference.labels is not None and images.num_labels > 0
         if self._by_class:
@@ -115,8 +114,7 @@ class ImagesJudge:
         self._numbers = [classes.index(name) for name in named] if self._by_class else []
         self._grey = 1 in (reference.shape[2], images.shape[2])
         chosen = np.unique(np.linspace(0, reference.count - 1, MAX_REFERENCE_IMAGES).round().astype(int))
-        pixels = _pixels(reference, self._grey)[chosen]
-        self._real = RealImages.of(pixels, self._labels(reference)[chosen])
+        self._real = RealImages.of(_pixels(reference, self._grey)[chosen], self._labels(reference)[chosen])
         self._test = SelfTest.of(self._real)
 
     def judge(self, samples: ImageSet) -> Judgement:
@@ -147,28 +145,31 @@ def make_judgement(
     space = f"principal components with {PCA_VARIANCE:.0%} of the variance of the reference's {source}"
     copies = {"copy_quantile": COPY_QUANTILE, "copy_distance": real.copy_distance}
     features = {"space": space, "components": len(real.space.components_), **copies}
-    reference = {**what, "scikit-learn": version("scikit-learn")}
-    return Judgement(scores, yardstick, reference, features, notes)
+    return Judgement(scores, yardstick, {**what, "scikit-learn": version("scikit-learn")}, features, notes)
 
 
 def check_count(images: Candidates) -> None:
     """Raise ConfigError for too few images to score."""
     if images.count < MIN_IMAGES:
         raise ConfigError(
-            f"{images.counted_by}: {images.count} image(s): variety within a class needs at least {MIN_IMAGES}. Use "
-            "more."
+            f"{images.counted_by} gives {images.count} image(s), and variety within a class needs at least "
+            f"{MIN_IMAGES}. Use more."
         )
 
 
 def _check_classes(reference: ImageSet, images: Candidates) -> None:
     missing = [name for name in images.classes if name not in reference.classes]
     if missing and reference.classes:
-        reason = f"has no class {missing[0]!r}, which {images.what} has"
-        raise ConfigError(f"{reference.what} {reason}. Its folders are {', '.join(reference.classes[:20])}.")
+        raise ConfigError(
+            f"{reference.what} has no class {missing[0]!r}, which {images.what} has. Its folders are "
+            f"{', '.join(reference.classes[:20])}."
+        )
     count = len(reference.classes) or int(reference.labels.max()) + 1  # type: ignore[union-attr]
     if images.num_labels > count:
-        reason = f"has {images.num_labels} classes, and {reference.what} has {count}"
-        raise ConfigError(f"{images.what} {reason}. Name a reference of the same classes.")
+        raise ConfigError(
+            f"{images.what} has {images.num_labels} classes, and {reference.what} has {count}. Name a reference of the "
+            "same classes."
+        )
 
 
 def _notes(reference: ImageSet, held_out: int, copied: float) -> list[str]:

@@ -23,7 +23,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.framework.torch_file import check_torch_load
 from mindspeed_mm_dit.terminal import progress
-from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions
+from mindspeed_mm_dit.tools.evaluate.evaluation import Candidates, Judgement, cautions, check_size
 from mindspeed_mm_dit.tools.evaluate.image_set import (
     IMAGES,
     INCEPTION,
@@ -95,7 +95,9 @@ class Inception:
             done += len(batch)
             on_images(len(batch))
         if not (np.isfinite(pool).all() and np.isfinite(spatial).all()):
-            raise CheckpointError(f"--inception makes features of {images.what} that are not finite.")
+            raise CheckpointError(
+                f"--inception makes features of {images.what} that are not finite. Fetch its weights again."
+            )
         return Features(pool, spatial, pool @ ops.numpy(self._network.fc.weight).T)
 
     def of_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +118,7 @@ def _network_class() -> type:
     if spec is None:
         raise PlatformError(
             f"--inception needs the package {_PACKAGE}, which is not installed. Run: pip install --no-deps "
-            "torch-fidelity (what it depends on is here, or not used)"
+            "torch-fidelity"
         )
     if _PACKAGE in sys.modules:
         return importlib.import_module(f"{_PACKAGE}.feature_extractor_inceptionv3").FeatureExtractorInceptionV3
@@ -138,34 +140,31 @@ def _read_weights(what: str, path: str | Path) -> dict[str, torch.Tensor]:
             check_torch_load(file)
             weights = torch.load(file, map_location="cpu", weights_only=True)  # tensors and plain values, no code
     except UnusableFile as problem:
-        raise CheckpointError(f"{what}: {problem}. {INCEPTION}") from None
+        raise CheckpointError(f"{what} {problem}. {INCEPTION}") from None
     except Exception as error:  # (a damaged file raises anything)
         raise CheckpointError(
-            f"{what} holds no weights that can be read without running code: {_reason(error)}. {INCEPTION}"
+            f"{what} holds no weights that can be read without running code: {_first_line(error)}. {INCEPTION}"
         ) from None
     if not isinstance(weights, dict) or not all(isinstance(value, torch.Tensor) for value in weights.values()):
-        raise CheckpointError(f"{what} is no dict of tensors, and so no Inception. {INCEPTION}")
+        raise CheckpointError(f"{what} is not the Inception, as it is no dict of tensors. {INCEPTION}")
     return weights
 
 
-def _reason(error: Exception) -> str:
-    """Return PyTorch's reason, without its advice to load the file with ``weights_only=False``."""
+def _first_line(error: Exception) -> str:
+    """Return what PyTorch says, without its advice to load the file with ``weights_only=False``."""
     message = str(error)
     if isinstance(error, LookupError):
         return "it is no file of PyTorch"
     if "weights_only" in message:
         return "it is damaged, no file of PyTorch, or holds more than numbers"
-    return (message or type(error).__name__).splitlines()[0][:200]
+    return (message or type(error).__name__).splitlines()[0][:200].rstrip(".")
 
 
 def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
     """Return the network with ``weights``. Its constructor unpickles a file, so it gets one with only these."""
     head = weights.get("fc.weight")
     if head is not None and tuple(head.shape) == (1000, POOL):
-        raise CheckpointError(
-            f"{what} is torchvision's Inception, of 1,000 classes: published scores use the features of another "
-            f"network. {INCEPTION}"
-        )
+        raise CheckpointError(f"{what} is torchvision's Inception, and published scores use another. {INCEPTION}")
     held = io.BytesIO()
     torch.save(weights, held)
     held.seek(0)
@@ -173,7 +172,9 @@ def _built(build: type, weights: dict[str, torch.Tensor], what: str) -> Any:
         return build(_PACKAGE, ["2048"], feature_extractor_weights_path=held)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]] or [str(error)]
-        raise CheckpointError(f"{what} is no Inception of TensorFlow: {lines[0][:200]}. {INCEPTION}") from None
+        raise CheckpointError(
+            f"{what} is no Inception of TensorFlow: {lines[0][:200].rstrip('.')}. {INCEPTION}"
+        ) from None
 
 
 REFERENCE_IMAGES = 10_000
@@ -199,17 +200,12 @@ class InceptionJudge:
 
     def check(self, images: Candidates) -> None:
         reference, ours = self._reference, self._network.sha256
-        if reference.count and reference.shape[:2] != images.shape[:2]:
-            sizes = [" x ".join(map(str, shape[:2])) for shape in (reference.shape, images.shape)]
-            raise ConfigError(
-                f"{reference.what} has images of {sizes[0]}, and {images.what} of {sizes[1]}. Score against a "
-                "reference of the same size."
-            )
+        check_size(reference, images)
         if reference.inception_sha256 and reference.inception_sha256 != ours:
-            which = f"(sha256 {reference.inception_sha256[:12]}, here {ours[:12]})"
             raise ConfigError(
-                f"{reference.what} has statistics by an Inception of other weights {which}. Make them again with "
-                "mm-dit evaluate --statistics, or name the weights they were made with."
+                f"{reference.what} has statistics by an Inception of other weights (sha256 "
+                f"{reference.inception_sha256[:12]}, here {ours[:12]}). Make them again with mm-dit evaluate "
+                "--statistics, or name the weights they were made with."
             )
         check_enough(images.counted_by, images.count)
         if reference.statistics is None:
@@ -219,8 +215,7 @@ class InceptionJudge:
         reference = self._reference
         reference_features = self._features(reference) if reference.count else None
         scores = _scores(self._features(samples), reference, reference_features)
-        statistics = sorted(reference.statistics or ())
-        what = {"what": reference.what, "images": reference.count, "statistics": statistics}
+        what = {"what": reference.what, "images": reference.count, "statistics": sorted(reference.statistics or ())}
         features = {
             **{"network": "torch-fidelity's TF1-compatible Inception", "weights_sha256": self._network.sha256},
             **{"torch-fidelity": version("torch-fidelity"), "neighbours": NEIGHBOURS, "split": SPLIT_IMAGES},
@@ -235,7 +230,7 @@ class InceptionJudge:
 def check_enough(what: str, count: int) -> None:
     """Raise ConfigError for a set too small for its images to have neighbours."""
     if count <= NEIGHBOURS:
-        raise ConfigError(f"{what}: {count} image(s): precision and recall need more than {NEIGHBOURS}. Use more.")
+        raise ConfigError(f"{what} gives {count} image(s), and recall needs more than {NEIGHBOURS}. Use more.")
 
 
 def _scores(samples: Features, reference: ImageSet, real: Features | None) -> Scores:

@@ -177,8 +177,7 @@ class RealImages:
     def of(cls, images: np.ndarray, labels: np.ndarray) -> RealImages:
         """Hold out every third image (H, W, C) of each class; fit components and classifier on the others' shapes."""
         reference = ~held_out(labels)
-        reads = fit_classifier(images[reference], labels[reference])
-        return cls.with_classifier(images, labels, reference, reads)
+        return cls.with_classifier(images, labels, reference, fit_classifier(images[reference], labels[reference]))
 
     @classmethod
     def with_classifier(

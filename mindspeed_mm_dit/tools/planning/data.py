@@ -250,10 +250,12 @@ def _check_output(output: str | None, param: SourceParam, items: tuple[str, ...]
     if output is None:
         return
     if Path(output).suffix.lower() not in PICTURES:
-        raise ConfigError(f"--output = {output} is not a picture file. Use one of {', '.join(PICTURES)}.")
+        raise ConfigError(f"--output = {output} must end in one of {', '.join(PICTURES)}.")
     if not {"label", "caption"} & set(items) or len(param.sample_size) != 2:
-        have = f"these are {param.noun}s with {' and '.join(items)}"
-        raise ConfigError(f"--output = {output}: images with labels or captions are drawn, and {have}. Leave it out.")
+        raise ConfigError(
+            f"--output = {output} draws images with labels or captions, and these are {param.noun}s with "
+            f"{' and '.join(items)}. Leave it out."
+        )
     check_output_file("--output", output)
 
 

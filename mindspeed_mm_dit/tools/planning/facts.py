@@ -166,8 +166,8 @@ def _section(named: str | None) -> tuple[dict[str, Any], str]:
     kind = config.get("model_type")
     if kind not in [*KINDS]:
         raise ConfigError(
-            f"--text-encoder = {named}: its config.json says model_type {shorten_repr(kind)}. Name the folder of one "
-            f"of {', '.join(KINDS)}; or write minilm, or words."
+            f"--text-encoder = {named} has model_type {shorten_repr(kind)} in its config.json, which is not read here. "
+            f"Name the folder of one of {', '.join(KINDS)}, or write minilm or words."
         )
     positions = config.get("max_position_embeddings", MAX_TOKENS)
     most = whole_number(f"--text-encoder = {named}: max_position_embeddings", positions, 1)

@@ -116,8 +116,8 @@ def find_published(name: str, hub: str | None) -> PublishedWeights:
         return PUBLISHED[name]
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ConfigError(
-            f"mm-dit get {name} is an unknown model name. {nearest(name, PUBLISHED)}mm-dit get lists the names; you "
-            "can also give OWNER/NAME of a hub."
+            f"mm-dit get does not know the model {name}. {nearest(name, PUBLISHED)}Give OWNER/NAME of a hub, or one of "
+            "the names that mm-dit get lists."
         )
     return PublishedWeights("", {hub or "huggingface": name})
 
@@ -142,8 +142,8 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
     hub_name = hub or next(iter(record.repos))
     if hub_name not in record.repos:
         raise ConfigError(
-            f"--hub = {hub_name} is not known to have {name}; {', '.join(record.repos)} has it. Name what it is "
-            f"called there: mm-dit get OWNER/NAME --hub {hub_name}."
+            f"--hub = {hub_name} is not known to have {name}, and {', '.join(record.repos)} has it. If it is there, "
+            f"name its repository: mm-dit get OWNER/NAME --hub {hub_name}"
         )
     source, repo = HUBS[hub_name](), record.repos[hub_name]
     page, folder = source.page.format(endpoint=source.endpoint, repo=repo), root / folder_name(repo)
@@ -151,7 +151,7 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
         listing = source.listing(repo)
     parts = select_files(listing, record.files)
     if not parts:
-        raise CheckpointError(f"mm-dit get {name}: {page} has no files {' '.join(record.files)}.")
+        raise CheckpointError(f"{page} has none of the files {' '.join(record.files)} of {name}. Name another --hub.")
     echo(f"{name}: {page}, licence: {' '.join(str(listing.licence or 'none stated').split())}")
     for part in parts:
         echo(f"  {part.size / 1e6:10,.1f} MB  {part.path}  {part.digest or 'no digest stated'}")
@@ -159,23 +159,26 @@ def fetch(name: str, record: PublishedWeights, hub: str | None, root: Path) -> N
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"cannot be made a folder: {error_text(error)}"
-        raise PlatformError(f"--output = {folder}: {reason}. Name a folder that you can write to.") from None
+        raise PlatformError(
+            f"--output = {folder} cannot be made a folder: {error_text(error)}. Name a folder that you can write to."
+        ) from None
     missing = [part for part in parts if _difference(folder / part.path, part)]
     need = sum(part.size - _bytes_of(partial_download(part, folder)) for part in missing)
     free = shutil.disk_usage(folder).free
     if need > free:
-        reason = f"{need / 1e9:.1f} GB are to come, {free / 1e9:.1f} GB are free"
-        raise PlatformError(f"--output = {folder}: {reason}. Name a folder on a larger disk.")
+        raise PlatformError(
+            f"--output = {folder} has {free / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are to come. Name a larger "
+            "disk."
+        )
     for part in missing:
         (folder / part.path).unlink(missing_ok=True)  # (a hub's client might take a damaged file for complete)
         with _refusals(name, page, folder, f"broke off {TRIES} times"):
             _fetch_whole(source, repo, listing.revision, part, folder)
         if difference := _difference(folder / part.path, part):
             (folder / part.path).unlink(missing_ok=True)
-            reason = f"is not what {page} states: {difference}; it was removed"
             raise CheckpointError(
-                f"{folder / part.path}: {reason}. Run the same command again, or use another mirror or hub."
+                f"{folder / part.path} was not what {page} states ({difference}), and was removed. Run the same "
+                "command again, or use another mirror or hub."
             )
     unstated = [part.path for part in parts if not part.digest]
     echo(f"checked: size and digest of {len(parts) - len(unstated)} file(s) in {folder}")
@@ -227,21 +230,21 @@ def _difference(file: Path, part: HubFile) -> str:
 
 @contextmanager
 def _refusals(name: str, page: str, folder: Path, broken: str = "") -> Iterator[None]:
-    """Translate errors of a hub to a PlatformError; ``broken``: the reason to give if it does not answer."""
+    """Translate errors of a hub to a PlatformError; ``broken``: what to say if it does not answer."""
     try:
         yield
     except Exception as error:
         status, wait = response_status(error)
-        again = "run the same command again: what came is kept"
-        by_hand = f"fetch it by hand into {folder}; or name a mirror, {MIRRORS}"
-        reason, cure = {
-            None: (broken or "cannot be reached", again if broken else by_hand),
-            401: ("is not there, or not for everyone", "with an account, set HF_TOKEN"),
-            403: ("asks for consent to its licence", "give it there, and set HF_TOKEN"),
-            404: ("is not there", ""),
-            429: (f"asks to wait{f' {wait} seconds' if wait.isdigit() else ''}", f"wait, and {again}"),
-        }.get(status, (f"answers with {status}", again if status and status >= 500 else by_hand))
-        raise PlatformError(f"mm-dit get {name}: {page} {reason}. {cure}") from None
+        again = "Run the same command again, which keeps what came."
+        by_hand = f"Fetch it by hand into {folder}, or name a mirror: {MIRRORS}."
+        answer = {
+            None: f"{broken}. {again}" if broken else f"cannot be reached. {by_hand}",
+            401: "is not there, or not for everyone. If you have an account, set HF_TOKEN.",
+            403: "asks for consent to its licence. Give it there, and set HF_TOKEN.",
+            404: "is not there.",
+            429: f"asks to wait{f' {wait} seconds' if wait.isdigit() else ''}. {again}",
+        }.get(status, f"answers with status {status}. {again if status and status >= 500 else by_hand}")
+        raise PlatformError(f"mm-dit get {name} failed: {page} {answer}") from None
 
 
 DESCRIPTION = """\

@@ -179,8 +179,7 @@ def _append(address: str, file: BinaryIO, most: int, headers: dict[str, str], up
             if file.tell() + len(chunk) > most:
                 _empty(file)
                 raise CheckpointError(
-                    f"{address}: sends more than the {most:,} bytes that it may have; they were removed. Use another "
-                    "mirror or hub."
+                    f"{address} sends more than the {most:,} bytes that it may have. Use another mirror or hub."
                 )
             file.write(chunk)
             update(len(chunk))
@@ -231,8 +230,8 @@ def _parsing(address: str) -> Iterator[None]:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
-            f"{address} lists no files as a hub does: {type(error).__name__}: {error}. Name another mirror or hub: "
-            f"{MIRRORS}."
+            f"{address} does not list files as a hub does ({type(error).__name__}: {error}). Name another mirror or "
+            f"hub: {MIRRORS}."
         ) from None
 
 
@@ -251,9 +250,7 @@ def _part(path: Any, size: Any, kind: str = "", digest: Any = "") -> HubFile:
     if digest in (None, ""):
         return HubFile(path, size, "")
     if not re.fullmatch(f"[0-9a-fA-F]{{{_DIGITS[kind]}}}", digest):
-        raise ValueError(
-            f"the digest of {path} is {shorten_repr(digest)}, which is no {kind} of {_DIGITS[kind]} digits"
-        )
+        raise ValueError(f"the digest of {path} is {shorten_repr(digest)}, no {kind} of {_DIGITS[kind]} digits")
     return HubFile(path, size, f"{kind}:{digest.lower()}")
 
 

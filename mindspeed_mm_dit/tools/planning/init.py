@@ -7,7 +7,6 @@ import dataclasses
 import importlib.util
 import math
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -32,9 +31,17 @@ from mindspeed_mm_dit.models.words_encoder import has_words
 from mindspeed_mm_dit.sampling.conditions import quote_class_name
 from mindspeed_mm_dit.sampling.request import ModelRequest, add_flags
 from mindspeed_mm_dit.terminal import echo
-from mindspeed_mm_dit.tools.planning.begin import PretrainedModel, adapted_starter, find_base
+from mindspeed_mm_dit.tools.planning.begin import (
+    WEIGHTS,
+    PretrainedModel,
+    adapted_example,
+    adapted_starter,
+    example_config,
+    files_of,
+    find_base,
+    value_text,
+)
 from mindspeed_mm_dit.tools.planning.data import check_headers, sizes_of
-from mindspeed_mm_dit.tools.planning.example import WEIGHTS, adapted_example, example_config, files_of, value_text
 from mindspeed_mm_dit.tools.planning.facts import CaptionEncoder, ImageFacts, Machine, text_for
 from mindspeed_mm_dit.tools.planning.get import PUBLISHED
 from mindspeed_mm_dit.tools.planning.layout import (
@@ -154,11 +161,12 @@ def _with_example(args: argparse.Namespace, example: Path) -> int:
     """Write the embedded config that fine-tunes --from, for these captions and this machine."""
     for flag in ("vae", "text_encoder", "diffusion"):
         if (value := getattr(args, flag)) is not None:
-            raise ConfigError(f"{flag_of(flag)} = {value}: {args.base} has its own. Leave it out.")
+            raise ConfigError(f"{flag_of(flag)} = {value} does not go with --from = {args.base}. Leave it out.")
     param, index, reason = _look(args)
     if not param.captions:
-        reason = f"draws from captions, and {args.images} has none"
-        raise ConfigError(f"--from = {args.base}: {reason}. Write a .txt beside each image.")
+        raise ConfigError(
+            f"--from = {args.base} learns captions, and {args.images} has none. Write a .txt beside each image."
+        )
     _check_output(args, param.data_folder)
     dataset = {**_dataset(param, index), "latents": _latents(args)}
     chosen, files = adapted_example(args.base, example, len(index), args.image_size, _machine(args), dataset)
@@ -188,7 +196,7 @@ def _write(args: argparse.Namespace, files: Callable[[str], dict[str, str]]) -> 
 def _check_flags(args: argparse.Namespace) -> None:
     check_path("IMAGES", args.images)
     if args.images.encode("utf-8", "ignore").decode() != args.images:
-        raise ConfigError(f"IMAGES = {args.images} is not UTF-8, as data.json must be. Name it . from inside it.")
+        raise ConfigError(f"IMAGES = {args.images} is not UTF-8, as data.json must be. Change to it, and name it '.'.")
     if args.image_size is not None:
         check_between("--image-size", args.image_size, 2, 4096)
     if args.device_memory_gib is not None:
@@ -203,7 +211,7 @@ def _check_output(args: argparse.Namespace, data_folder: str) -> None:
     existing = [name for name in ("model.json", "data.json", "fsdp2.yaml", "train.args") if (output / name).exists()]
     if existing and not args.overwrite:
         raise ConfigError(
-            f"--output = {args.output} holds {', '.join(existing)} already. Name a new folder, or add --overwrite."
+            f"--output = {args.output} holds {', '.join(existing)} already. Name another, or add --overwrite."
         )
 
 
@@ -223,9 +231,7 @@ def _autoencoder(folder: str | None) -> dict[str, Any] | None:
 
     config = autoencoder_config_of(folder, "--vae")
     if 2 not in config.pixel_axes:
-        raise ConfigError(
-            f"--vae = {folder}: its {config.diffusers_class} encodes videos, not images. Name an autoencoder of images."
-        )
+        raise ConfigError(f"--vae = {folder} is an autoencoder of videos. Name one of images.")
     section = {name: getattr(config, name) for name in ("model_id", "from_pretrained", *config.looked_up)}
     return {name: value for name, value in section.items() if value}  # (a shift of 0 can be left out)
 
@@ -239,7 +245,9 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
             named = " or ".join(map(shlex.quote, locations[:NAMES_IN_COMMAND]))
             echo(f"not learned:           texts in the .json beside each image, but with --captions {named}")
     if args.text_encoder is not None and layout.captions is None:
-        raise ConfigError(f"--text-encoder = {args.text_encoder}: {args.images} has no captions. Leave it out.")
+        raise ConfigError(
+            f"--text-encoder = {args.text_encoder} has nothing to read, as {args.images} has no captions. Leave it out."
+        )
     kind: Any = {"dataset_type": layout.dataset_type, "split": layout.split, "captions": layout.captions}
     param = DatasetParam(
         layout.data_folder, args.image_size or 32, layout.index, layout.single_class, skip_bad_images=True, **kind
@@ -251,7 +259,7 @@ def _look(args: argparse.Namespace) -> tuple[DatasetParam, Rows, str]:
         return param, source_of(param).open(param, request), layout.reason
     except DataError as error:
         # (data.json does not exist yet)
-        raise DataError(re.sub(r"^dataset_param\.data_folder", "IMAGES", str(error))) from None
+        raise DataError(str(error).replace("dataset_param.data_folder = ", "IMAGES = ", 1)) from None
 
 
 def _text(args: argparse.Namespace, index: Rows) -> CaptionEncoder:

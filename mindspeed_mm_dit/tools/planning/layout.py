@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile, is_folder, read_bytes, 
 from mindspeed_mm_dit.configs.images import DatasetParam, ImageFiles
 from mindspeed_mm_dit.data.captions import read_sidecar_captions
 from mindspeed_mm_dit.data.listing import (
-    FLATTENED_CURE,
+    UNPACK_AGAIN,
     class_folders,
     find_index_files,
     flattened_images,
@@ -61,7 +61,7 @@ def classes_of_folder(images: str) -> FolderLayout:
     path = Path(images)
     if not is_folder(path):
         if not is_index(path):
-            raise ConfigError(f"IMAGES = {images}: {_reason(path)}. {suggest_path(path)}name a folder of images.")
+            raise ConfigError(f"IMAGES = {images} {_problem(path)}. {suggest_path(path)}Name a folder of images.")
         return FolderLayout(str(path.parent), path.name, False, f"{path.name} names the class of each image")
     if shards := shards_in(path):
         return shards
@@ -74,9 +74,9 @@ def classes_of_folder(images: str) -> FolderLayout:
             f"IMAGES = {images} holds several indices: {', '.join(indices)}. Name one: {path / indices[0]}."
         )
     if (path / LABELS).is_file():
-        reason = f"its {LABELS} does not begin with the columns image_path,label, in UTF-8"
         raise ConfigError(
-            f"IMAGES = {images}: {reason}. Correct its first line or save it as UTF-8; to ignore it, rename it."
+            f"IMAGES = {images} has a {LABELS} that does not begin with the columns image_path,label, in UTF-8. "
+            "Correct its first line or save it as UTF-8; to ignore it, rename it."
         )
     folders = class_folders(path)
     splits = sorted(
@@ -85,13 +85,15 @@ def classes_of_folder(images: str) -> FolderLayout:
     )
     if splits and len(splits) == len(folders):
         raise ConfigError(
-            f"IMAGES = {images} holds {', '.join(splits)}, which are no classes. Name {path / splits[0]}."
+            f"IMAGES = {images} has splits ({', '.join(splits)}) and no classes. Name {path / splits[0]}."
         )
     if list_class_folders(path).rows:
         return FolderLayout(images, None, False, "every folder in it is a class")
     if lost := flattened_images(entry.name for entry in path.iterdir()):
-        reason = f"has files such as {lost[0]}, and a backslash is no folder here"
-        raise ConfigError(f"IMAGES = {images}: {reason}. {FLATTENED_CURE}")
+        raise ConfigError(
+            f"IMAGES = {images} has files such as {lost[0]} in place of folders: a backslash is no folder here. If "
+            f"these were folders, {UNPACK_AGAIN}."
+        )
     return FolderLayout(images, None, True, "no folder in it holds images, so all are of one class")
 
 
@@ -108,9 +110,9 @@ def shards_in(path: Path) -> FolderLayout | None:
     return None
 
 
-def _reason(path: Path) -> str:
+def _problem(path: Path) -> str:
     if not path.exists():
-        return "is a link to nothing" if path.is_symlink() else "is not there"
+        return "is a link to nothing" if path.is_symlink() else "does not exist"
     return "is a file, and no index with the columns image_path,label"
 
 
@@ -147,7 +149,7 @@ def captions_of_folder(images: str, location: str | None = None) -> FolderLayout
         layout = layout or _in_sidecars(path, locations, 0 if location else ENOUGH)
     if location and not layout:
         raise ConfigError(
-            f"--captions = {location}: {images} has no captions there. Name a column, or an ending such as .txt or "
+            f"--captions = {location} is not where {images} has captions. Name a column, or an ending such as .txt or "
             '.json:caption; "none" learns classes.'
         )
     return layout
@@ -169,8 +171,8 @@ def check_tables(images: str) -> None:
                 file.suffix.lower() in LISTS and _lists_images(file, names, base_names)
             ):
                 raise ConfigError(
-                    f"IMAGES = {images}: {file.name} may hold the captions, but they are not read from such a file. "
-                    "Save it as captions.csv, in UTF-8, with a first line file_name,caption; or leave it out with "
+                    f"IMAGES = {images} has {file.name}, which may hold the captions and is no file that is read. Save "
+                    "it as captions.csv, in UTF-8, with a first line file_name,caption; or leave it out with "
                     f"--captions {NONE}."
                 )
 
@@ -204,8 +206,8 @@ def _check_table(file: Path) -> None:
         read_table(file, labelled=False, captions=COLUMNS[:1])
     except DataError as error:
         raise ConfigError(
-            f"A table names the images: {error} --captions names another column of captions, or none to leave the "
-            "table out."
+            f"IMAGES has a table that names the images, and cannot be read. {error} Name another column of captions by "
+            f"--captions, or leave the table out with --captions {NONE}."
         ) from None
 
 
@@ -277,8 +279,8 @@ def _in_sidecars(folder: Path, locations: tuple[str, ...], enough: float) -> Fol
         return None
     if count < enough * len(some):
         raise ConfigError(
-            f"IMAGES = {folder}: of {len(some)} images looked at, only {count} with a caption in a {location} beside "
-            f"it. Write the others, or learn those alone with --captions {location}, or classes with --captions "
+            f"IMAGES = {folder} has only {count} image(s) with a caption in a {location} beside it, out of {len(some)} "
+            f"looked at. Write the others, or learn those alone with --captions {location}, or classes with --captions "
             f"{NONE}."
         )
     return FolderLayout(

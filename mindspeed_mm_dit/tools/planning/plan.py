@@ -24,7 +24,7 @@ from mindspeed_mm_dit.hosts.registry import host_by_name
 from mindspeed_mm_dit.models.data import check_sizes, most_expensive_shape, with_budget
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of, with_tuning
 from mindspeed_mm_dit.optimizers.registry import check_flags
-from mindspeed_mm_dit.planning.memory import CARDS, PEAKS, Placement, memory, smallest_card, train_flop
+from mindspeed_mm_dit.planning import CARDS, PEAKS, Placement, memory, smallest_card, train_flop
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.recommend import (
     GIB,
@@ -169,7 +169,7 @@ def write_native(args: argparse.Namespace) -> int:
 def check_arguments(args: argparse.Namespace) -> None:
     """Raise ConfigError for flag values outside of their range, and for files that cannot be written."""
     if not (args.model or args.write_native):
-        raise ConfigError("--model is required. mm-dit plan --help explains every flag.")
+        raise ConfigError("--model is missing. Run mm-dit plan --help for every flag.")
     for flag in (
         "world_size context_parallel_size device_memory_gib global_batch_size train_iters micro_batch_size node_size "
         "link_gbps node_link_gbps host_link_gbps mfu peak_tflops"
@@ -177,19 +177,16 @@ def check_arguments(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         if value is not None and not 0 < value <= MAX_ARGUMENTS:
             raise ConfigError(
-                f"{flag_of(flag)} = {shorten_repr(value)} must be positive, and at most {MAX_ARGUMENTS:,}."
+                f"{flag_of(flag)} = {shorten_repr(value)} must be positive and at most {MAX_ARGUMENTS:,}."
             )
     if args.mfu > 1:
-        raise ConfigError(f"--mfu = {args.mfu} is a fraction of the peak, at most 1. Write 0.4 for 40 %.")
+        raise ConfigError(f"--mfu = {args.mfu} must be a fraction of the peak, at most 1. Write 0.4 for 40 %.")
     if args.node_link_gbps is not None and args.link_gbps is None:
-        raise ConfigError(
-            f"--node-link-gbps = {args.node_link_gbps:g} has no effect without --link-gbps. Give --link-gbps, the "
-            "rate to other nodes, too."
-        )
+        raise ConfigError(f"--node-link-gbps = {args.node_link_gbps:g} has no effect without --link-gbps. Give both.")
     if args.write_fsdp2:
         check_output_file("--write-fsdp2", args.write_fsdp2)
         if Path(args.write_fsdp2).exists() and not args.overwrite:
-            raise ConfigError(f"--write-fsdp2 = {args.write_fsdp2} exists. Choose another name, or add --overwrite.")
+            raise ConfigError(f"--write-fsdp2 = {args.write_fsdp2} exists already. Name another, or add --overwrite.")
 
 
 def take_from_config(args: argparse.Namespace) -> None:
@@ -220,9 +217,7 @@ def check_sequence_ranks(model: ModelConfig, request: Request) -> None:
     """Refuse a number of ranks that cannot share a sample."""
     ranks = request.run.sequence_ranks
     if request.world_size % ranks:
-        raise ConfigError(
-            f"--context-parallel-size = {ranks} does not divide --world-size {request.world_size}. Use a divisor."
-        )
+        raise ConfigError(f"--context-parallel-size = {ranks} must divide --world-size {request.world_size}.")
     model.predictor.check_context_parallel(ranks)
 
 
@@ -231,7 +226,7 @@ def check_batch(request: Request) -> None:
     if request.images_per_rank % (request.micro_batch_size or 1):
         raise ConfigError(
             f"--micro-batch-size = {request.micro_batch_size} does not divide the {request.images_per_rank} images "
-            f"of a step that each of {request.world_size} ranks has of --global-batch-size "
+            f"that each of {request.world_size} ranks has in a step of --global-batch-size "
             f"{request.global_batch_size}. Use a divisor of them, or change --global-batch-size."
         )
 

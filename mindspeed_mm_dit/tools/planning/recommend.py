@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import AUTOCAST, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.planning.memory import (
+from mindspeed_mm_dit.planning import (
     RESERVE,
     Placement,
     gathered_elements,
@@ -84,12 +84,11 @@ def recommend(model: ModelConfig, request: Request) -> Recommendation:
     needs = [memory(model, placement, request.online_vae).total(micro_batch_size) for placement in placements]
     need = min(needs)
     best = placements[needs.index(need)]
+    sharded = f" and sharding over {best.shard_ranks} ranks" if best.shard_ranks > 1 else ""
     raise ConfigError(
-        f"--device-memory-gib = {request.device_bytes / GIB:g} on {request.world_size} device(s): {micro_batch_size} "
-        f"image(s) need {need / GIB:.1f} "
-        f"GiB{f' even sharded over {best.shard_ranks} ranks' if best.shard_ranks > 1 else ''} with recompute; "
-        f"{fitting(model, best, request)} fit. Use more or larger devices, or smaller images; mm-dit plan also tries "
-        "--micro-batch-size and --offload-to-cpu."
+        f"--device-memory-gib = {request.device_bytes / GIB:g} is too little: {micro_batch_size} image(s) of a "
+        f"micro-batch need {need / GIB:.1f} GiB with recompute{sharded}, and {fitting(model, best, request)} fit. Use "
+        "more or larger devices, or smaller images; mm-dit plan also tries --micro-batch-size and --offload-to-cpu."
     )
 
 

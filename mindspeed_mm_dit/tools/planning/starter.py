@@ -14,7 +14,7 @@ from mindspeed_mm_dit.configs.source import Budget, Shape, format_sizes
 from mindspeed_mm_dit.data.buckets import count_shapes, shapes_of
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.planning.memory import Placement, memory, train_flop
+from mindspeed_mm_dit.planning import Placement, memory, train_flop
 from mindspeed_mm_dit.tools.planning.facts import CPU_MINUTES, MIN_HELD_OUT, ImageFacts, Machine
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Recommendation, Request, recommend
 
@@ -315,7 +315,7 @@ def _batch(images: ImageFacts, machine: Machine) -> Choice:
     training = images.count - images.held_out
     batch = min(max(usual, machine.ranks), training) // machine.ranks * machine.ranks
     if not batch:
-        raise ConfigError(f"IMAGES has {training} to train on, fewer than the {machine.ranks} devices. Add images.")
+        raise ConfigError(f"IMAGES has {training} images to train on, fewer than {machine.ranks} devices. Add more.")
     if batch != usual:
         return Choice(batch, f"there are {training} images to train on, and {machine.ranks} rank(s)")
     return Choice(batch, "as published" if usual == 256 else "few images: rather more steps than larger ones")

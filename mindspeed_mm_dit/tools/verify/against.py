@@ -21,7 +21,7 @@ from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.integrations.formats.config_json import from_diffusers
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import WRONG_CONFIG_ERROR
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import WRONG_CONFIG_ERROR
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.tools.verify.compare import Comparison
@@ -57,13 +57,13 @@ def compare_against(source: str, seed: int) -> Comparison:
 
     section, weights = _described(source)
     name = section["_class_name"]
-    config, note = _reduced_to_memory(from_diffusers(KINDS[name], section, f"--against {source}: config.json"), source)
+    config, note = _reduced_to_memory(from_diffusers(KINDS[name], section, f"--against = {source}: config.json"))
     settings = {key: value for key, value in diffusers_settings(config, section).items() if not key.startswith("_")}
     theirs, mine = getattr(diffusers, name)(**settings), network_of(config)
     note = note or ("" if weights else f"random, from seed {seed}")
     initial = initial_weights(parameters_of(config), seed) if note or weights is None else weights()
     shapes = {key: array.shape for key, array in initial.items()}
-    check_names(parameters_of(config).shapes(), shapes, f"--against {source}", *WRONG_CONFIG_ERROR)
+    check_names(parameters_of(config).shapes(), shapes, f"--against = {source}", *WRONG_CONFIG_ERROR)
     runtime.load_arrays(mine, initial)
     shared = dict(theirs.named_parameters())
     functions_for(theirs).load(theirs, {key: array for key, array in initial.items() if key in shared})
@@ -84,24 +84,26 @@ def _described(source: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
     """Return the config.json of a network, and what reads its weights, if it has any."""
     kind, _, target = source.partition(":")
     if kind != "diffusers" or not target:
-        raise ConfigError(f"--against {source}: expected diffusers:<folder> or diffusers:<ClassName>.")
+        raise ConfigError(f"--against = {source} must be diffusers:<folder> or diffusers:<ClassName>.")
     if target in SMALL:
         return {"_class_name": target, **SMALL[target]}, None
     folder = next((f for f in (Path(target), Path(target) / "transformer") if (f / "config.json").is_file()), None)
     if folder is None:
-        reason = "is not a folder with a config.json"
-        raise ConfigError(f"--against {source} {reason}. {nearest(target, SMALL)}The classes are {', '.join(SMALL)}")
+        raise ConfigError(
+            f"--against = {source} is neither a class nor a folder with a config.json. {nearest(target, SMALL)}The "
+            f"classes are {', '.join(SMALL)}."
+        )
     section = read_json(folder / "config.json", "--against")
     if section.get("_class_name") not in [*KINDS]:
-        reason = f"is a {section.get('_class_name')}, not one of {', '.join(KINDS)}"
         raise ConfigError(
-            f"--against {source} {reason}. For other networks, mm-dit parity checks files of published values."
+            f"--against = {source} is a {section.get('_class_name')}, not one of {', '.join(KINDS)}. For other "
+            "networks, mm-dit parity checks files of published values."
         )
     has_weights = any(folder.glob(f"{diffusers_folder.WEIGHTS}.*"))
     return section, (lambda: diffusers_folder.read_arrays(folder)) if has_weights else None
 
 
-def _reduced_to_memory(config: Any, source: str) -> tuple[Any, str]:
+def _reduced_to_memory(config: Any) -> tuple[Any, str]:
     """Return the config, or one of reduced width if this machine's memory is too small for float64, and a note."""
     count, memory_bytes = parameters_of(config).num_elements(), host_memory_bytes()
     if count * REFERENCE_BYTES < memory_bytes:

@@ -65,8 +65,8 @@ class Side(NamedTuple):
         results = list(map(StepResult.read, tasks))
         for result in results:
             if not isinstance(result, StepResult):
-                log = Path(tasks[0].output).name
-                raise UserError(f"{self.label} ({self.python}): {result or why}. Its output is in {folder}/{log}.log.")
+                log = folder / f"{Path(tasks[0].output).name}.log"
+                raise UserError(f"{self.label} failed on {self.python}, with its output in {log}: {result or why}")
         return [result for result in results if isinstance(result, StepResult)]
 
 
@@ -277,7 +277,7 @@ def _generate(side: Side, folder: Path, flags: Sequence[str]) -> np.ndarray:
     command = ["-m", "mindspeed_mm_dit.cli.main", "sample", *flags, "--ai-framework", side.framework]
     done = run_python(side.python, [*command, "--output", str(output)], log)
     if done.returncode:
-        raise UserError(f"{side.label} ({side.python}): {last_words(done)}. Its output is in {log}.")
+        raise UserError(f"{side.label} failed on {side.python}, with its output in {log}: {last_words(done)}")
     with np.load(output) as file:
         return np.asarray(file["arr_0"])
 

@@ -35,14 +35,14 @@ def compare_traces(first: str, second: str, names: Names | None = None) -> Compa
     """
     theirs, mine = read(first), read(second)
     (their_steps, their_ranks), (steps, ranks) = max(theirs), max(mine)
-    _check_same_number(f"{first} and {second}", "ranks", their_ranks + 1, ranks + 1)
+    _check_same_number(f"{first} and {second} have", "ranks", their_ranks + 1, ranks + 1)
     findings, where, when = list[Finding](), dict[str, str](), ""
     settled: dict[int, dict[str, Any]] = defaultdict(dict)
     for step in range(1, min(their_steps, steps) + 1):
         first_kinds = dict[str, int]()
         for rank in range(ranks + 1):
             where_in_run = f"step {step}" + (f" of rank {rank}" if ranks else "")
-            sources, pair = f"{first} and {second}, {where_in_run}", (theirs[step, rank], mine[step, rank])
+            sources, pair = f"In {where_in_run}, {first} and {second} have", (theirs[step, rank], mine[step, rank])
             judged, where = _judge_step(sources, *pair, names or {}, settled[rank])
             findings += judged
             if wrong := [list(KINDS).index(finding.kind) for finding in judged if not finding.good]:
@@ -110,21 +110,21 @@ def _check_same_start(
     """Raise DataError unless both steps have an input that is the same, and the first steps the same weights."""
     for name in (name for name in theirs if is_first and name.startswith("start/step/")):
         if name not in mine or relative_error(mine[name], theirs[name]) > most:
-            parameter = name.removeprefix("start/step/")
-            raise _mismatch(sources, f"other weights: {parameter}", "from the same checkpoint")
+            raise DataError(
+                f"{sources} different weights, such as {name.removeprefix('start/step/')}. Record both again from the "
+                "same checkpoint."
+            )
     inputs = [name for name in theirs if name.startswith("input//")]
     if any(name not in mine or mine[name].shape != theirs[name].shape for name in inputs):
-        raise _mismatch(sources, "inputs of other shapes", "with the same batch")
+        raise DataError(f"{sources} inputs of different shapes. Record both again with the same batch.")
     informative = [name for name in inputs if len(np.unique(theirs[name])) > 2]  # (a mask may be the same by chance)
     if informative and all(relative_error(mine[name], theirs[name]) > most for name in informative):
-        how = "with the same samples, and with noise and times generated on the CPU from one seed"
-        raise _mismatch(sources, "other inputs: none is the same", how)
+        raise DataError(
+            f"{sources} no input in common. Record both again with the same samples, and with noise and times drawn on "
+            "the CPU from one seed."
+        )
 
 
 def _check_same_number(sources: str, what: str, there: int, here: int) -> None:
     if there != here:
-        raise _mismatch(sources, f"{there} and {here} {what}", f"with as many {what}")
-
-
-def _mismatch(sources: str, what: str, how: str) -> DataError:
-    return DataError(f"{sources} are steps of {what}. Record both again, {how}.")
+        raise DataError(f"{sources} {there} and {here} {what}. Record both again with the same number of {what}.")

@@ -64,12 +64,14 @@ def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
         parts = [value] if isinstance(value, str) else [""] if value is None else value
         are_names = isinstance(parts, (list, tuple)) and parts and all(isinstance(part, str) for part in parts)
         if not isinstance(rule, str) or not are_names:
-            raise ConfigError(f"names: {rule!r} = {shorten_repr(value)}: expected a name, a list of names, or null.")
+            raise ConfigError(
+                f"names has {rule!r} = {shorten_repr(value)}, which must be a name, a list of names, or null."
+            )
     alone = [_pattern(rule) for rule, value in names.items() if value is None]
     for rule, value in names.items():
         sides, suffix = ([*mine, *theirs], " or theirs") if value is None else (mine, "")
         if not any(map(_pattern(rule).fullmatch, sides)):
-            raise ConfigError(f"names: {rule!r} names no parameter of mine{suffix}. {nearest(rule, sides).strip()}")
+            raise ConfigError(f"names has {rule!r}, which is no parameter of mine{suffix}. {nearest(rule, sides)}")
     partners = {name: counterparts(name, names) for name in mine}
     pairs = [Pair(name, others) for name, others in partners.items() if others is not None]
     wrong = [line for pair in pairs if (line := _pairing_error(pair, mine, theirs))]
@@ -80,9 +82,9 @@ def parameters_paired(mine: Shapes, theirs: Shapes, names: Names) -> list[Pair]:
         more = [f"and {len(wrong) - MAX_LISTED} more"] if len(wrong) > MAX_LISTED else []
         lines = "\n      ".join(["", *wrong[:MAX_LISTED], *more])
         raise ConfigError(
-            f"names: {len(wrong)} parameters find no partner:{lines}. Build both alike, with as many blocks, and say "
-            'which is which: names={"blocks.*.attn.qkv": ("layers.*.q", "layers.*.k", "layers.*.v")}, or None of '
-            "one that the other side lacks."
+            f"{len(wrong)} parameters have no partner. Build both alike, with as many blocks, and say which is which: "
+            'names={"blocks.*.attn.qkv": ("layers.*.q", "layers.*.k", "layers.*.v")}, with None for one that the other '
+            f"side lacks. The parameters are:{lines}"
         )
     return pairs
 

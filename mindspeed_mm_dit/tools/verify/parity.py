@@ -29,10 +29,8 @@ from mindspeed_mm_dit.tools.verify.reference.file import (
 from mindspeed_mm_dit.tools.verify.reference.image_transformers import IMAGE_TRANSFORMER
 from mindspeed_mm_dit.tools.verify.reference.images import DIT
 from mindspeed_mm_dit.tools.verify.reference.lora import IMAGE_LORA, LORA
-from mindspeed_mm_dit.tools.verify.reference.meanflow import MEAN_FLOW
-from mindspeed_mm_dit.tools.verify.reference.recipes import JIT, LIGHTNING_DIT
-from mindspeed_mm_dit.tools.verify.reference.repa import REPA
-from mindspeed_mm_dit.tools.verify.reference.sit import SIT
+from mindspeed_mm_dit.tools.verify.reference.recipes import JIT, LIGHTNING_DIT, MEAN_FLOW
+from mindspeed_mm_dit.tools.verify.reference.sit import REPA, SIT
 from mindspeed_mm_dit.tools.verify.reference.text_to_video import TEXT_TO_VIDEO, WAN_VAE
 from mindspeed_mm_dit.tools.verify.reference.wan import WAN
 from mindspeed_mm_dit.tools.verify.table import (
@@ -87,8 +85,8 @@ def compare(
     names = list(dict.fromkeys(key.removeprefix(_FLOAT64) for key in arrays))
     kind = kind_of(names)
     if kind.has_network and checkpoint is None:
-        raise ConfigError("--checkpoint is required: the values of the file are those of a network.")
-    with _named_errors(reference, "its inputs"):
+        raise ConfigError("--checkpoint is required, because the values of the file are those of a network.")
+    with _named_errors(reference, "inputs"):
         program = kind.program(arrays, weights)
     results = _results(kind, names)
     for group, why in _left_out(kind, names, results, weights).items():
@@ -112,7 +110,7 @@ def _named_errors(reference: str | Path, part: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise CheckpointError(
-            f"--reference = {reference}: {part} cannot be computed: {type(error).__name__}: "
+            f"--reference = {reference} has {part} that cannot be computed here: {type(error).__name__}: "
             f"{shorten_repr(str(error))}. {FORMAT}"
         ) from error
 
@@ -170,13 +168,13 @@ def _judged(name: str, matched: MatchedRow, program: Any, arrays: ReferenceArray
         assert reference is not None, "a name of the file is one of the two"
         return judge(name, ours, reference, bound, tolerances)
     noise = relative_error(published, exact)
-    both = f"--reference: {name} and {_FLOAT64}{name}"
+    both = f"{name} and {_FLOAT64}{name} in --reference"
     if not math.isfinite(noise):
         raise CheckpointError(f"{both} differ in shape, or are not finite.")
     if noise > MAX_RELATIVE and np.linalg.norm((published - exact).ravel()) > MAX_ABSOLUTE:
         raise CheckpointError(
-            f"{both} are {noise:.1e} apart, which is no rounding: at most {MAX_RELATIVE:g}. Compute both with one "
-            "program from the same inputs."
+            f"{both} are {noise:.1e} apart, and rounding alone moves a value by at most {MAX_RELATIVE:g}. Compute both "
+            "with one program from the same inputs."
         )
     return judge(name, ours, exact, bound, tolerances, noise)
 

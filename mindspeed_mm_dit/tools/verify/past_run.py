@@ -41,7 +41,7 @@ class PastRun:
         """Return the run whose folder, or a checkpoint in it, ``flag`` names; raises CheckpointError for others."""
         folder = Path(os.path.realpath(path))
         if not folder.is_dir():
-            raise CheckpointError(f"{flag} = {folder}: there is no such folder. Name the folder of --save.")
+            raise CheckpointError(f"{flag} = {folder} is not a folder. Name the folder of --save.")
         root, checkpoint = (folder.parent, folder) if folder.name.startswith("iter_") else (folder, None)
         if checkpoint is None and CheckpointStore(root / "checkpoints").iterations():
             root /= "checkpoints"  # (as a run leaves them)
@@ -61,14 +61,14 @@ class PastRun:
         Raises ConfigError if ``iteration`` is below 1, or does not come after the checkpoint that was named.
         """
         if iteration < 1:
-            raise ConfigError(f"--iteration = {iteration}: steps are numbered from 1.")
+            raise ConfigError(f"--iteration = {iteration} must be at least 1.")
         earlier = [CheckpointStore(self.root).path(number) for number in self.iterations if number < iteration]
         if self.checkpoint is None:
             return earlier[-1] if earlier else None
         if self.checkpoint not in earlier:
-            name = self.checkpoint.name
             raise ConfigError(
-                f"--iteration = {iteration} must come after {name}. Name {self.root} for the one before it."
+                f"--iteration = {iteration} must come after the checkpoint {self.checkpoint.name}. Name {self.root} to "
+                "start from an earlier one."
             )
         return self.checkpoint
 
@@ -90,7 +90,7 @@ def flags_of(command: Any, changed: Sequence[str], root: Path, what: str) -> Run
     """
     if not is_command(command):
         raise CheckpointError(
-            f"{what} does not record its command (an older version, or another host, wrote it). Resume it in the "
+            f"{what} does not record its command, because an older version or another host wrote it. Resume it in the "
             "standalone host, which saves its flags with the next checkpoint."
         )
     flags = parse([*command["arguments"], *changed])
@@ -146,7 +146,7 @@ class PublishedRun:
         flags = past.flags(newest, changed)
         log = log or flags.parts["tensorboard_dir"]
         if not log:
-            raise ConfigError(f"--log is needed: {past.root} does not record where its log is. Name it.")
+            raise ConfigError(f"--log is needed, because {past.root} does not record where the log of the run is.")
         return cls(past.facts(newest), flags, read_steps(log), past, newest)
 
     def before(self, iteration: int) -> Path | None:
@@ -164,8 +164,8 @@ class PublishedRun:
         """
         for iteration in requested:
             if iteration not in self.log:
-                near = sorted(self.log, key=lambda step: abs(step - iteration))[:3]
-                raise ConfigError(f"--at = {iteration} is not in the log. There are {', '.join(map(str, near))}, ...")
+                near = ", ".join(map(str, sorted(self.log, key=lambda step: abs(step - iteration))[:3]))
+                raise ConfigError(f"--at = {iteration} is not in the log. The nearest iterations in it are {near}.")
         first = {self.before(iteration): iteration for iteration in sorted(self.log, reverse=True)}
         return sorted(requested) or sorted(first.values())[:MAX_ITERATIONS]
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.data.order import philox
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.tools.verify.compare import Comparison
@@ -132,7 +131,11 @@ def _compared(ours: Program, other: Program, pairs: list[Pair], names: Names, pr
     values, is_theirs = ours.measure(), ours.backend is other.backend or other.backend.HAS_FLOAT64
     float64, *noisy = _float64_and_noisy(other if is_theirs else ours, precision)
     reference = float64 if is_theirs else other.measure()
-    _check_form(values[OUTPUT].shape, reference[OUTPUT].shape)
+    if values[OUTPUT].shape != reference[OUTPUT].shape:
+        raise ConfigError(
+            f"The output of mine has shape {values[OUTPUT].shape}, and that of theirs {reference[OUTPUT].shape}. Pass "
+            "output= and their_output=, functions that bring both into one form."
+        )
     pairing = Pairing(values, reference, pairs, names)
     named = pairing.named
     judged, exact = (values, named(float64)) if is_theirs else (named(reference), float64)
@@ -192,14 +195,6 @@ def _in_float64(ours: Program, exact: Computed, findings: Sequence[Finding]) -> 
     return {"in float64": note}, wrong
 
 
-def _check_form(mine: Shape, theirs: Shape) -> None:
-    if mine != theirs:
-        raise ConfigError(
-            f"output: mine gives {mine}, theirs {theirs}. output= and their_output= are functions that bring both "
-            "into one form."
-        )
-
-
 def _check_tells(findings: Sequence[Finding], side: str, precision: str) -> None:
     """Raise ConfigError if the reference is not finite, or float32 moves its output by its own size: all would pass."""
     moved = {OUTPUT} if precision == "float32" else set()  # (bfloat16 may well, in a sine of large angles)
@@ -207,8 +202,8 @@ def _check_tells(findings: Sequence[Finding], side: str, precision: str) -> None
     if any(each.noise == math.inf or (each.name in moved and each.tolerance >= 1) for each in judged):
         lost = [replace(each, error=math.inf) for each in findings if each.tolerance >= 1]
         raise ConfigError(
-            f"{side}: outputs nothing finite, or only rounding, and proves nothing; {describe_first_wrong(lost)}. "
-            "Use inputs and weights of ordinary magnitude."
+            f"{side} computes values that are not finite, or nothing but rounding, which proves nothing "
+            f"({describe_first_wrong(lost)}). Use inputs and weights of ordinary magnitude."
         )
 
 

@@ -263,7 +263,7 @@ def find_python(framework: str, requested: str | None) -> str:
     if sibling.exists() and _has(str(sibling), package):
         return str(sibling)
     raise PlatformError(
-        f"{flag}: neither {sys.executable} nor {sibling} has {package}. Pass {flag} PYTHON, an interpreter with it."
+        f"{flag} is needed, because neither {sys.executable} nor {sibling} has {package}. Name an interpreter with it."
     )
 
 
@@ -327,10 +327,8 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> dict[str, np.nda
         noised = process.noised(latents, *draws)
         return process.loss(ops.to_float32(network(noised, draws[0], *condition)), latents, noised, *draws)
 
-    watch, step = (
-        ModuleRecorder(network, lambda name: bool(_PARTS.fullmatch(name))),
-        OptimizerStep(lambda: network, losses),
-    )
+    watch = ModuleRecorder(network, lambda name: bool(_PARTS.fullmatch(name)))
+    step = OptimizerStep(lambda: network, losses)
     arrays = {f"gradient/{name}": gradient for name, gradient in step.gradients.items()}
     arrays |= {f"watched/{name}": values for name, values in watch.end().items()}
     samples = np.arange(len(step.losses))[None]

@@ -154,8 +154,8 @@ def _check_memory(model: ModelConfig) -> None:
     need, there = parameters_of(model.predictor).num_elements() * REFERENCE_BYTES, host_memory_bytes()
     if need > there:
         raise ConfigError(
-            f"--full: a step in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} GiB. "
-            "Leave --full and --checkpoint out: a copy of reduced width is verified then."
+            f"A step of this model in float64 needs {need / 2**30:.1f} GiB, and this machine has {there / 2**30:.1f} "
+            "GiB. Leave out --full and --checkpoint, and a copy of reduced width is verified."
         )
 
 

@@ -138,7 +138,7 @@ def chosen(patterns: Sequence[str], layouts: Sequence[Layout] = LAYOUTS) -> list
         if not any(_matches(layout, pattern) for layout in layouts):
             names = list(dict.fromkeys(layout.name for layout in layouts))
             raise ConfigError(
-                f"--layouts {pattern} matches no layout. {nearest(pattern, names)}Layouts are: {'; '.join(names)}"
+                f"--layouts = {pattern} matches no layout. {nearest(pattern, names)}The layouts are {'; '.join(names)}."
             )
     return [layout for layout in layouts if not patterns or any(_matches(layout, pattern) for pattern in patterns)]
 

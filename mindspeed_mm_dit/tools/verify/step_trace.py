@@ -39,7 +39,7 @@ _PARAMETER_KINDS = ("gradient", "moved", "step", "start/step", "average", "start
 """Kinds of arrays that each parameter has, all of the same shape."""
 PART_BYTES = 2**26
 """Bytes after which a new file is started."""
-RECORD_AGAIN = "Record it again: with dit.record_trace(...) as w, and w.step() after the optimizer's step."
+RECORD_AGAIN = "Record it again with dit.record_trace(...) as w, and w.step() after each step of the optimizer."
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ def read(folder: str | Path) -> dict[tuple[int, int], Recorded]:
     steps, ranks = map(max, zip(*paths))
     if len(paths) < steps * (ranks + 1):
         every = ((step, rank) for step in itertools.count(1) for rank in range(ranks + 1))
-        lost = next(key for key in every if key not in paths)
-        raise DataError(f"{folder}: {'has no step {} of rank {}'.format(*lost)}. {RECORD_AGAIN}")
+        step, rank = next(key for key in every if key not in paths)
+        raise DataError(f"{folder} has no step {step} of rank {rank}. {RECORD_AGAIN}")
     shapes: dict[int, dict[str, tuple[int, ...]]] = {rank: {} for rank in range(ranks + 1)}
     return {key: _read(path, shapes[key[1]]) for key, path in sorted(paths.items())}
 
@@ -152,10 +152,10 @@ def _read(path: Path, shapes: dict[str, tuple[int, ...]]) -> Recorded:
         for name, array in arrays.items():
             kind, _, parameter = name.rpartition("/")
             if kind in _PARAMETER_KINDS and shapes.setdefault(parameter, array.shape) != array.shape:
-                raise UnusableFile(f"{name} has another shape than before: {array.shape}, not {shapes[parameter]}")
+                raise UnusableFile(f"has {name} of shape {array.shape}, not {shapes[parameter]} as before")
     except (OSError, ValueError, RecursionError, UnusableFile, ConfigError, CheckpointError) as error:
         raise DataError(
-            f"{path.parent} is cut short or damaged: {path.name} and its files: {error_text(error)}. {RECORD_AGAIN}"
+            f"{path.parent} is cut short or damaged ({path.name}: {error_text(error)}). {RECORD_AGAIN}"
         ) from None
     return Recorded({name: arrays[name] for name in content.names}, content.noise, content.facts)
 
@@ -200,7 +200,7 @@ class TraceRecorder:
         self._end()
         if kind is None and self._step == 1:
             raise ConfigError(
-                "w.step() was never called within the block: no step is recorded. Call it after each step of the "
+                "w.step() was never called within the block, so no step is recorded. Call it after each step of the "
                 "optimizer."
             )
 
@@ -215,10 +215,10 @@ class TraceRecorder:
         if not self._hooks:
             return
         if not self._calls or not any(name.startswith("gradient/") for name in self._arrays):
-            what = "the optimizer took no step after backward()" if self._calls else "the model was not called"
+            problem = "the optimizer took no step after backward()" if self._calls else "the model was not called"
             raise ConfigError(
-                f"w.step(): since the block began, {what}. Give dit.record_trace the module and the optimizer that "
-                "the loop calls, without a closure, and not compiled to a graph on MindSpore."
+                f"Before w.step(), {problem}. Give dit.record_trace the module and the optimizer that the loop calls, "
+                "without a closure, and not compiled to a graph on MindSpore."
             )
         after, arrays, name = self._weights(), self._arrays, f"loss/{self._step}"
         arrays |= {f"start/{key}": value for key, value in self._start.items()}

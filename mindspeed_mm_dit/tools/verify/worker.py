@@ -125,8 +125,8 @@ def _check_inputs(args: RunConfig) -> None:
     """Raise ConfigError if each device would encode the inputs, whose rounding is not measured."""
     if args.mm.encodes and (args.mm.autoencoder or args.mm.model.text_encoders or args.mm.model.teachers):
         raise ConfigError(
-            "layout device: with autoencoder or encoders, each device would compute different inputs. Fill a cache "
-            "first: mm-dit cache-latents."
+            "The layout device needs inputs from a cache, because each device would encode them differently. Fill one "
+            "with mm-dit cache-latents."
         )
 
 

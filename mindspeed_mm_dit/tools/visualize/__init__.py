@@ -9,7 +9,7 @@ def register() -> None:
     from mindspeed_mm_dit.registry import register
 
     summary = "generate images or videos on a page in your browser"
-    register("command", "app", Command(summary, f"{__name__}.cli.app", "app", {"gradio": "gradio"}))
+    register("command", "app", Command(summary, f"{__name__}.cli", "app", {"gradio": "gradio"}))
     summary = "draw the loss curves of one run or several in one picture"
     packages = {"matplotlib": "matplotlib", "tensorboard": "tensorboard"}
     register("command", "plot", Command(summary, f"{__name__}.plot", "view", packages))

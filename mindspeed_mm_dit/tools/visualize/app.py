@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mindspeed_mm_dit.configs.files import lines_of
+from mindspeed_mm_dit.configs.files import error_text, lines_of
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.models.words_encoder import note_of_words
@@ -56,8 +56,7 @@ def gradio() -> Any:
         import gradio
     except ImportError as error:
         raise PlatformError(
-            f"mm-dit app: the page needs Gradio, which cannot be imported here: {error}. Run: pip install "
-            "'gradio<6.18' 'pandas<3'"
+            f"mm-dit app needs Gradio, which cannot be imported: {error}. Run: pip install 'gradio<6.18' 'pandas<3'"
         ) from None
     return gradio
 
@@ -68,7 +67,7 @@ def serve(pipe: Pipeline, title: str, port: int) -> None:
     try:
         address = launch(page, port)
     except OSError as error:
-        raise ConfigError(f"--port = {port} cannot be listened on: {error}. Use another.") from None
+        raise ConfigError(f"--port = {port} cannot be listened on: {error_text(error)}. Use another.") from None
     echo(f"open {address} in your browser; Ctrl-C ends it")
     page.block_thread()
 
@@ -135,13 +134,12 @@ def page_of(pipe: Pipeline, title: str) -> Any:
     gr, conditions = gradio(), pipe.config.predictor.conditions
     if "vector" in conditions.items:
         raise ConfigError(
-            "mm-dit app: this model is conditioned on vectors, for which the page has no input. Sample it from "
-            "Python: docs/sampling.md."
+            "mm-dit app has no input for vectors, on which this model is conditioned. Sample it from Python, as "
+            "docs/sampling.md shows."
         )
     if conditions.needs_frames:
         raise ConfigError(
-            "mm-dit app: this model begins a clip with an image, for which the page has no input. Run: mm-dit "
-            "sample --image FILE"
+            "mm-dit app has no input for an image, with which this model begins a clip. Run: mm-dit sample --image FILE"
         )
     is_video, left = len(pipe.config.sample_size) == 3, set[str]()
 

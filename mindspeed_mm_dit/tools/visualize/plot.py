@@ -20,14 +20,16 @@ from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.training import log as read_logs
 from mindspeed_mm_dit.training.log import (
     NUMBER,
+    QUARTERS,
     TRAINING_SCALARS,
     first_of_names,
+    quarter_name,
+    quarter_scalar,
     read_folder,
     read_scalars,
     read_text,
     step_of,
 )
-from mindspeed_mm_dit.training.validation import QUARTERS, quarter_name, quarter_scalar
 
 _PUBLISHED_DIT = re.compile(rf"\(step=(\d+)\) *train loss: *{NUMBER}", re.I)
 _VALIDATION = re.compile(r"\bvalidation loss at iteration +(\d+)(?: on validation set)? *\|", re.I)
@@ -68,7 +70,7 @@ def read_curve(path: str | Path) -> Curve:
     path = _tensorboard_folder(path)
     losses = first_of_names(read_folder(path), TRAINING_SCALARS) if is_folder(path) else read_text(path, parse_losses)
     if not losses:
-        raise DataError(f"{path} contains no losses. Known formats are: {'; '.join(KNOWN_FORMATS)}.")
+        raise DataError(f"{path} contains no losses. The known formats are {'; '.join(KNOWN_FORMATS)}.")
     return _curve(str(path), losses)
 
 
@@ -268,7 +270,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the logs, draw them, and print what was read."""
     if Path(args.output).suffix != ".png":
-        raise ConfigError(f"--output = {args.output} is not a .png.")
+        raise ConfigError(f"--output = {args.output} must end in .png.")
     if args.smooth is not None and args.smooth < 1:
         raise ConfigError(f"--smooth = {args.smooth} must be at least 1.")
 

@@ -26,11 +26,10 @@ from mindspeed_mm_dit.configs.source import format_sizes
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
-from mindspeed_mm_dit.sampling.generate import generate_on_ranks
+from mindspeed_mm_dit.sampling.generate import SamplePlan, generate_on_ranks, with_defaults
 from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
-from mindspeed_mm_dit.sampling.plan import SamplePlan, with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.tools.evaluate.demo_judges import builtin_judge  # (scores belong to a report)

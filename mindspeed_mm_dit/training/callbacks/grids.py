@@ -16,10 +16,9 @@ from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
-from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.generate import generate, with_defaults
 from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
-from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
@@ -109,14 +108,15 @@ def check_grids(args: RunConfig, world_size: int) -> None:
     model: ModelConfig = args.mm.model
     what = f"--sample-interval = {args.sample_interval}"
     if not args.save and not requested_loggers(args):
-        raise ConfigError(f"{what}: there is nowhere to keep the images. Add --save DIR or --tensorboard-dir DIR.")
+        raise ConfigError(f"{what} has nowhere to keep the images. Add --save DIR or --tensorboard-dir DIR.")
     check_between("--report-cfg-scale", args.report_cfg_scale, 0.0, MAX_GUIDANCE)
     name = objective_of(model.diffusion).quick_sampler
     sampler = find_sampler(model.diffusion, name)
     try:
         sampler.check(model.diffusion, STEPS, sampler.options())
     except ConfigError as error:
-        raise ConfigError(f"{what} needs {STEPS} steps of {name}: {error} Leave the flag out.") from None
+        problem = str(error).partition(". ")[0].rstrip(".")
+        raise ConfigError(f"{what} takes {STEPS} steps of {name}, but {problem}. Leave the flag out.") from None
     check_encoders(model, teachers=False)  # even with cached latents, samples are decoded
 
 

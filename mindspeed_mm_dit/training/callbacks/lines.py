@@ -108,10 +108,10 @@ def _check_finite(loss_and_norm: Sequence[float], iteration: int, save: str | No
     loss, norm = loss_and_norm
     if not (math.isfinite(loss) and math.isfinite(norm)):
         record_not_finite(save, iteration, loss, norm)
-        why = f"; what overflowed: mm-dit replay --checkpoint {save}" if save else ""
+        why = f" mm-dit replay --checkpoint {save} shows what overflowed." if save else ""
         raise ConvergenceError(
-            f"iteration {iteration}: loss = {loss}, grad norm = {norm} is not finite any more, and is not saved. "
-            f"Resume from the last checkpoint with a smaller --lr, or without --bf16{why}."
+            f"Iteration {iteration} is not saved: its loss = {loss} and grad norm = {norm} are not both finite. Resume "
+            f"from the last checkpoint with a smaller --lr, or without --bf16.{why}"
         )
 
 

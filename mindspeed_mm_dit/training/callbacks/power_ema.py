@@ -22,8 +22,4 @@ class PowerEmas(Callback):
         run.engine.move_power_emas([power_ema.decay_weight(run.progress.iteration, gamma) for gamma in self._gammas])
 
 
-def _open(run: Run) -> Callback | None:
-    return PowerEmas(run.args.power_ema_stds) if run.args.power_ema_stds else None
-
-
-KIND = CallbackKind("power_ema", _open)
+KIND = CallbackKind("power_ema", lambda run: PowerEmas(run.args.power_ema_stds) if run.args.power_ema_stds else None)

@@ -63,12 +63,12 @@ def check_profile(args: RunConfig, world_size: int) -> None:
     if not start < end:
         raise ConfigError(f"--profile-step-end = {end} must be more than --profile-step-start ({start}).")
     if start >= args.train_iters:
-        raise ConfigError(f"--profile-step-start = {start}: no step follows: --train-iters is {args.train_iters}.")
+        raise ConfigError(f"--profile-step-start = {start} must be less than --train-iters = {args.train_iters}.")
     for rank in args.profile_ranks:
         if rank >= world_size:
-            raise ConfigError(f"--profile-ranks: {rank}: there are {world_size} rank(s), numbered from 0.")
+            raise ConfigError(f"--profile-ranks has {rank}, but there are {world_size} rank(s), numbered from 0.")
     if folder_of(args) is None:
-        raise ConfigError("--profile: there is nowhere to write a trace. Add --save DIR or --tensorboard-dir DIR.")
+        raise ConfigError("--profile has nowhere to write a trace. Add --save DIR or --tensorboard-dir DIR.")
 
 
 def _writes(args: RunConfig) -> tuple[str, Path] | None:

@@ -17,10 +17,9 @@ from mindspeed_mm_dit.registry import Registry
 
 if TYPE_CHECKING:  # (needed for types only, and importing them needs a framework)
     from mindspeed_mm_dit.training.contract import Engine, ForwardStep, StepResult
-    from mindspeed_mm_dit.training.log import RunLog
+    from mindspeed_mm_dit.training.log import RunLog, ValidationLoss
     from mindspeed_mm_dit.training.progress import Progress
     from mindspeed_mm_dit.training.signals import StopRequest
-    from mindspeed_mm_dit.training.validation import ValidationLoss
 
 
 class Step(NamedTuple):

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.terminal import doing
 from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
 from mindspeed_mm_dit.training.contract import next_batches
-from mindspeed_mm_dit.training.validation import ValidationLoss, sums_by_quarter
+from mindspeed_mm_dit.training.log import ValidationLoss, sums_by_quarter
 
 
 class Validation(Callback):

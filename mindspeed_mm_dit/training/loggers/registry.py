@@ -126,8 +126,8 @@ class GuardedLogger(MetricsLogger):
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        logger.warning(f"warning: {self._name}: records no more curves: {reason}; the run continues")
+        words = f"{type(error).__name__}: {error}".splitlines()[0]
+        logger.warning(f"warning: {self._name}: records no more curves: {words}; the run continues")
 
 
 METRICS_LOGGERS = Registry[MetricsLoggerKind]("metrics_logger")
@@ -147,7 +147,7 @@ def metrics_loggers() -> list[MetricsLoggerKind]:
     return list(METRICS_LOGGERS.values())
 
 
-def add_flags(group: Any, kind: MetricsLoggerKind) -> None:
+def add_flags(kind: MetricsLoggerKind, group: Any) -> None:
     """Add the flags of a metrics logger to a group of an argument parser."""
     for field in dataclasses.fields(kind.config):
         group.add_argument(_flag(kind, field), **field.metadata)
@@ -195,12 +195,12 @@ def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | 
         missing = [package for package in kind.packages if importlib.util.find_spec(package) is None]
         if missing:
             raise PlatformError(
-                f"{what}: {missing[0]} is not installed. Run: pip install {kind.install}, or drop the flag"
+                f"{what} needs {missing[0]}, which is not installed. Run pip install {kind.install}, or drop the flag."
             )
         if kind.location is None:
             continue
         if (folder := _output_folder(kind, config, args)) is None:
-            raise ConfigError(f"{what}: there is no folder to write to. Add --save DIR or {_flag(kind, last)} DIR.")
+            raise ConfigError(f"{what} has no folder to write to. Add --save DIR or {_flag(kind, last)} DIR.")
         check_output_folder(_flag(kind, last), folder, make=False)
 
 

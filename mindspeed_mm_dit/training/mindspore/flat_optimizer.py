@@ -24,8 +24,6 @@ from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 from mindspeed_mm_dit.optimizers.contract import STEP, Rule
 from mindspeed_mm_dit.optimizers.contract import Parameter as Declared
 
-_REASON = "MindSpore shards the optimizer's state only, the weights stay whole on every worker"
-
 
 def check(config: Fsdp2Config) -> None:
     """Raise ConfigError for a key of fsdp2.yaml that this backend does not support."""
@@ -42,8 +40,9 @@ def check(config: Fsdp2Config) -> None:
     for key, is_set in unsupported.items():
         if is_set:
             raise ConfigError(
-                f"fsdp2.yaml: {key} = {getattr(config, key)!r}: --ai-framework mindspore cannot do this: {_REASON}. "
-                "Leave the key out, or train with --ai-framework pytorch."
+                f"{key} = {getattr(config, key)!r} in fsdp2.yaml does not work with --ai-framework mindspore, which "
+                "shards only the optimizer's state, and keeps the weights whole on every worker. Leave the key out, "
+                "or train with --ai-framework pytorch."
             )
 
 

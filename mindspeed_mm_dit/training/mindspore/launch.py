@@ -135,12 +135,14 @@ class _NewLines:
 def _check_msrun() -> None:
     """Raise PlatformError unless this interpreter has msrun, and msrun's ``python`` is this interpreter."""
     if importlib.util.find_spec("mindspore") is None:
-        raise PlatformError("msrun: MindSpore is not installed here. make demo-mindspore sets it up.")
+        raise PlatformError(
+            "msrun belongs to MindSpore, which is not installed here. Install it with make demo-mindspore."
+        )
     folder = os.path.dirname(sys.executable)
     if shutil.which("python", path=folder) is None:
         raise PlatformError(
-            f"msrun starts the first 'python' on PATH, and there is none next to {sys.executable}. Run from a "
-            f"virtual environment, or add a link {folder}/python."
+            f"msrun starts the first 'python' on PATH, and there is none next to {sys.executable}. Run from a virtual "
+            f"environment, or add a link {folder}/python."
         )
 
 

@@ -66,7 +66,7 @@ class CompiledLoss(InterpretedLoss):
         super().__init__(model, parameters)
         if model.calls_model:
             raise PlatformError(
-                "diffusion.model_id: MindSpore does not compile the derivative in the loss of this objective. Train "
+                "MindSpore does not compile the derivative in the loss of this objective (diffusion.model_id). Train "
                 "it with --ai-framework pytorch; MindSpore can sample from the checkpoint."
             )
         gradient = mindspore.value_and_grad(_WeightedLosses(model), None, parameters, has_aux=True)
@@ -137,8 +137,8 @@ class _WeightedLosses(mindspore.nn.Cell):
 def _check_size(samples: int, micro_batch_size: int) -> None:
     if samples != micro_batch_size:
         raise ConfigError(
-            f"forward_step: model(**batch) with {samples} samples: a compiled step needs whole micro-batches, of "
-            f"{micro_batch_size} (--micro-batch-size). Hand the whole batch to the model, or add --pynative, which "
+            f"forward_step calls model(**batch) with {samples} samples, but a compiled step needs whole micro-batches, "
+            f"of --micro-batch-size = {micro_batch_size}. Hand the whole batch to the model, or add --pynative, which "
             "is slower."
         )
 
@@ -146,6 +146,6 @@ def _check_size(samples: int, micro_batch_size: int) -> None:
 def _check_calls(count: int) -> None:
     if count != 1:
         raise ConfigError(
-            f"forward_step calls the model {count} times for a micro-batch, and a compiled step needs one call. Call "
+            f"forward_step calls the model {count} times for a micro-batch, but a compiled step needs one call. Call "
             "the model once and leave the rest to loss_func, or add --pynative, which is slower."
         )

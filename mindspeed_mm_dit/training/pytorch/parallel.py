@@ -93,8 +93,8 @@ def check_averages(mesh: DeviceMesh) -> None:
         reduce_scatter(received, torch.ones(group.size()), op=dist.ReduceOp.AVG, group=group)
         if received.item() != 1:
             error = PlatformError(
-                f"--use-torch-fsdp2: gloo of PyTorch {torch.__version__} adds gradients up where FSDP2 asks for "
-                "their average. Install a newer PyTorch (2.13 averages), or leave the flag out on a CPU."
+                f"--use-torch-fsdp2 needs averages of gradients, but gloo of PyTorch {torch.__version__} adds them up. "
+                "Install a newer PyTorch (2.13 averages), or leave the flag out on a CPU."
             )
             error.is_shared = True
             raise error
@@ -133,8 +133,8 @@ def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
         for name in resolve_paths(named or (), modules, setting):
             if isinstance(modules[name], nn.ModuleList) and setting != "ignored_modules":
                 raise ConfigError(
-                    f"fsdp2.yaml: {setting}: {name} is a list of modules, which are called one by one. Name them: "
-                    f"{name}.{{*}}."
+                    f"{setting} of fsdp2.yaml names {name}, a list of modules that are called one by one. Name the "
+                    f"modules: {name}.{{*}}."
                 )
 
 
@@ -143,8 +143,8 @@ def check_recompute(config: Fsdp2Config, parameters: Parameters) -> None:
     before = itertools.takewhile(lambda name: not parameters.block_of(name), parameters)
     if config.recompute_modules and config.use_reentrant and not any(parameters[name].trained for name in before):
         raise ConfigError(
-            "fsdp2.yaml: use_reentrant = true: all modules before the first block are frozen, and blocks recomputed "
-            "this way would get no gradient. Write use_reentrant: false."
+            "use_reentrant = true in fsdp2.yaml gives the recomputed blocks no gradient, as all modules before the "
+            "first block are frozen. Write use_reentrant: false."
         )
 
 

@@ -16,7 +16,7 @@ NODES = 4 / 5
 @pytest.fixture
 def attempts(framework):
     """Return the steps that are tried, as pairs of start and length; ``first_error``: of the first, in tolerances."""
-    from mindspeed_mm_dit.objectives.flow import ode
+    from mindspeed_mm_dit.objectives.flow import solvers
 
     def tried(first_error, times=(0.0, 1.0), most=4):
         factor, asked = first_error / (71 / 270000 * FIRST**5), []
@@ -29,7 +29,7 @@ def attempts(framework):
 
         x = framework.ops.tensor(np.zeros((1, 3), np.float32))
         with pytest.raises(RuntimeError, match="StopIteration"):
-            list(ode.dopri5(velocity, x, np.array(times), rtol=0.0, atol=1.0))
+            list(solvers.dopri5(velocity, x, np.array(times), rtol=0.0, atol=1.0))
         steps = np.array(asked[1 : 1 + 6 * most]).reshape(most, 6)
         lengths = (steps[:, -1] - steps[:, 0]) / NODES
         return np.stack([steps[:, -1] - lengths, lengths], 1)
@@ -38,14 +38,14 @@ def attempts(framework):
 
 
 def test_the_table_of_nodes_and_weights_is_scipys(framework):
-    from mindspeed_mm_dit.objectives.flow import ode
+    from mindspeed_mm_dit.objectives.flow import solvers
 
-    np.testing.assert_allclose(ode._NODES, [*RK45.C[1:], 1], rtol=1e-15)
-    for number, weights in enumerate(ode._STAGES[:-1], 1):
+    np.testing.assert_allclose(solvers._NODES, [*RK45.C[1:], 1], rtol=1e-15)
+    for number, weights in enumerate(solvers._STAGES[:-1], 1):
         np.testing.assert_allclose(weights, RK45.A[number, :number], rtol=1e-15)
-    np.testing.assert_allclose(ode._STAGES[-1], RK45.B, rtol=1e-15)
-    np.testing.assert_allclose(np.abs(ode._ERROR), np.abs(RK45.E), rtol=1e-15)
-    assert np.isclose(sum(ode._ERROR), 0, atol=1e-15)
+    np.testing.assert_allclose(solvers._STAGES[-1], RK45.B, rtol=1e-15)
+    np.testing.assert_allclose(np.abs(solvers._ERROR), np.abs(RK45.E), rtol=1e-15)
+    assert np.isclose(sum(solvers._ERROR), 0, atol=1e-15)
 
 
 def test_step_beyond_the_tolerance_is_taken_back(attempts):
@@ -73,10 +73,10 @@ def test_step_cut_short_by_a_time_does_not_shorten_the_next(attempts):
 
 
 def test_sample_that_is_not_finite_does_not_hold_up_the_others(framework):
-    from mindspeed_mm_dit.objectives.flow import ode
+    from mindspeed_mm_dit.objectives.flow import solvers
 
     start = framework.ops.tensor(np.array([[np.nan, 1], [1, 2]], np.float32))
-    *_, end = ode.dopri5(lambda x, t: -x, start, np.array([0.0, 1.0]))
+    *_, end = solvers.dopri5(lambda x, t: -x, start, np.array([0.0, 1.0]))
     lost, found = framework.ops.numpy(end)
     assert np.isnan(lost[0])
     np.testing.assert_allclose(found, np.exp(-1) * np.array([1, 2]), rtol=1e-3)

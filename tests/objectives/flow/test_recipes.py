@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.flow.process import FlowMatching
 from mindspeed_mm_dit.objectives.flow.samplers import ode_trajectory, sde_trajectory
-from mindspeed_mm_dit.objectives.flow.sde import DiffusionCoefficient
+from mindspeed_mm_dit.objectives.flow.solvers import DiffusionCoefficient
 from mindspeed_mm_dit.objectives.flow.timesteps import draws, sampling_times, shifted, training_times
 
 X, NOISE, TRUE = (torch.from_numpy(a) for a in np.random.default_rng(0).standard_normal((3, 4, 2, 3, 3), np.float32))

@@ -15,9 +15,8 @@ from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.sampling.conditions import SampleConditions
-from mindspeed_mm_dit.sampling.generate import generate
+from mindspeed_mm_dit.sampling.generate import generate, with_defaults
 from mindspeed_mm_dit.sampling.load import describe, load_model
-from mindspeed_mm_dit.sampling.plan import with_defaults
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights

@@ -19,7 +19,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.models.meta import with_tuning
-from mindspeed_mm_dit.planning.memory import Placement
+from mindspeed_mm_dit.planning import Placement
 from mindspeed_mm_dit.tools.planning.recommend import GIB, Request, recommend
 from tests.autoencoder_kl_fixtures import SMALL, our_shapes, write_folder
 from tests.captions_fixtures import write_beside

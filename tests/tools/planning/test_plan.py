@@ -15,7 +15,7 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import muon
 from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
-from mindspeed_mm_dit.planning.memory import Placement, model_flop_utilization, optimizer_bytes, peak_tflops
+from mindspeed_mm_dit.planning import Placement, model_flop_utilization, optimizer_bytes, peak_tflops
 from mindspeed_mm_dit.tools.planning.recommend import (
     Links,
     Request,

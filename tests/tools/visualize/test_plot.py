@@ -5,7 +5,7 @@ from PIL import Image
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.tools.visualize.plot import Curve, draw_losses, parse_losses, read_curve
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
-from mindspeed_mm_dit.training.loggers.tensorboard import Scalars
+from mindspeed_mm_dit.training.loggers.boards import Scalars
 
 OURS = (
     " [2026-11-20 20:41:35] iteration        1/       5 | consumed samples:            4 | elapsed time per iteration "

@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.integrations.mindspeed_mm.flags import ignored_by
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.training.flags import ignored_flags, project_flags
-from mindspeed_mm_dit.training.validation import QUARTERS, quarter_name, sums_by_quarter
+from mindspeed_mm_dit.training.log import QUARTERS, quarter_name, sums_by_quarter
 
 ALWAYS = ("--no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights", "--no-load-rng")
 """Flags that Megatron requires for a model without a vocabulary and without its fused kernels. Nothing here draws from

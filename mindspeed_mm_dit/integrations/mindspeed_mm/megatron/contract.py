@@ -64,15 +64,15 @@ def check_host(mindspore: bool, in_their_scripts: bool = False) -> None:
     """
     if os.environ.get("NON_MEGATRON") == "true":  # (MindSpeed-MM ignores any other value)
         raise ConfigError(
-            "NON_MEGATRON = true: with it MindSpeed-MM starts its native engine, without Megatron; this run trains "
-            "in Megatron. Run: unset NON_MEGATRON, or pass --host mindspeed-mm-native"
+            "NON_MEGATRON = true makes MindSpeed-MM start its native engine, and this run trains in Megatron. Unset "
+            "NON_MEGATRON, or pass --host mindspeed-mm-native."
         )
     spared = {*CONVERTING, *(() if mindspore else ON_MINDSPORE), *(() if in_their_scripts else IN_THEIR_SCRIPTS)}
     missing = missing_from({module: names for module, names in RELIED_ON.items() if module not in spared})
     if missing:
         raise PlatformError(
-            f"--host = mindspeed-mm: what is installed lacks {', '.join(missing)}, which this project relies on. "
-            f"Install a tested pair ({tested_pairs()}) with Megatron-LM {MEGATRON}; see docs/mindspeed_mm.md."
+            f"--host = mindspeed-mm needs {', '.join(missing)}, which the installed packages do not have. Install a "
+            f"tested pair ({tested_pairs()}) with Megatron-LM {MEGATRON}; see docs/mindspeed_mm.md."
         )
 
 

@@ -92,8 +92,7 @@ class DiTConverter(Commandable):  # type: ignore[misc]
             target: file to write
             ema: the EMA rather than the weights, if there is one
         """
-        weights = {name: torch.from_numpy(value) for name, value in read_weights(source, ema).items()}
-        torch.save(weights, target)
+        torch.save({name: torch.from_numpy(value) for name, value in read_weights(source, ema).items()}, target)
 
     @staticmethod
     def mm_to_hf(source: Path, save_dir: Path, ema: bool = True, model_json: Path | None = None) -> None:

@@ -79,7 +79,9 @@ def open_samples(model: ModelConfig, data: DataConfig, seed: int) -> SampleReade
     """Return the samples of a run, by sample index, without the images that data.json holds out."""
     model.require_labelled_images("--mm-model")
     if data.dataset_param.buckets is not None:
-        raise ConfigError("dataset_param.buckets: their script trains on samples of one shape. Use image_size.")
+        raise ConfigError(
+            "dataset_param.buckets is not for pretrain_sora.py, which trains on one shape. Use image_size."
+        )
     opened = open_data(model, data.dataset_param)
     train, _ = split_rows(opened.rows, data.dataset_param, seed)
     return opened.samples(

@@ -69,8 +69,8 @@ def needs(argv: Sequence[str]) -> None:
     """Raise PlatformError if a part of it is missing, or lacks what this package relies on."""
     if missing := missing_packages():
         raise PlatformError(
-            f"--host = {NAME}: {', '.join(missing)} cannot be found. Install MindSpeed-MM (it is not on PyPI), or "
-            "leave --host out."
+            f"--host = {NAME} needs {' and '.join(missing)}, which cannot be found. Install MindSpeed-MM (it is not on "
+            "PyPI), or leave --host out."
         )
     check_host(uses_mindspore(argv))
 

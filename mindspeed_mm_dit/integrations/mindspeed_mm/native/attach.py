@@ -43,8 +43,9 @@ def recognised() -> HostMatch:
     if os.environ.get("NON_MEGATRON") == "true":
         return HostMatch(True, f"--host auto takes {NAME}: NON_MEGATRON is true")
     if not is_installed("megatron.training") and torch_version() in KNOWN_TORCH:
-        reason = "megatron.training cannot be found, which the old route needs"
-        return HostMatch(True, f"--host auto takes {NAME}: {reason}")
+        return HostMatch(
+            True, f"--host auto takes {NAME}: megatron.training cannot be found, which the old route needs"
+        )
     return HostMatch(False)
 
 

@@ -36,7 +36,7 @@ REPLACED: Mapping[str, tuple[str, ...]] = {
     "save": ("path", "state", "iteration", "save_ckpt_dtype"),
     "load": ("path", "state"),
 }
-"""Functions of the engine's checkpointers that ``checkpoints`` replaces, with the parameters that ours take by name;
+"""Functions of the engine's checkpointers that ``register`` replaces, with the parameters that ours take by name;
 nothing else of the engine is replaced."""
 
 
@@ -47,7 +47,7 @@ def check_replaced(checkpointer: type) -> None:
         actual = tuple(inspect.signature(function).parameters) if function else ()
         if missing := [parameter for parameter in parameters if parameter not in actual]:
             raise PlatformError(
-                f"mindspeed_mm {checkpointer.__name__}.{name} has the parameters {actual}, and lacks "
+                f"{checkpointer.__name__}.{name} of MindSpeed-MM has the parameters {actual}, and lacks "
                 f"{', '.join(missing)}, which our replacement needs. Use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]} "
                 "(docs/mindspeed_mm.md)."
             )
@@ -61,25 +61,27 @@ def check_engine(what: str = f"--host = {NAME}") -> None:
     missing = [name for name in ("mindspeed_mm", "mindspeed") if package_folder(name) is None]
     if missing or mindspeed is None:
         raise PlatformError(
-            f"{what}: {', '.join(missing)} cannot be found. Install MindSpeed-MM (it is not on PyPI), or leave "
-            "--host out."
+            f"{what} needs {' and '.join(missing)}, which cannot be found. Install MindSpeed-MM (it is not on PyPI), "
+            "or leave --host out."
         )
     if not trainer_script().is_file():
-        raise PlatformError(f"{what}: this MindSpeed-MM has no {TRAINER}. Use {KNOWN_MINDSPEED_MM[0]}.")
+        raise PlatformError(
+            f"{what} needs {TRAINER}, which this MindSpeed-MM does not have. Use MindSpeed-MM {KNOWN_MINDSPEED_MM[0]}."
+        )
     if not (mindspeed / "fsdp").is_dir():
         raise PlatformError(
-            f"{what}: the MindSpeed in {mindspeed} has no mindspeed.fsdp. Use the branch that goes with your "
-            "MindSpeed-MM, 26.1.0_core_r0.12.1 for v26.1.0."
+            f"{what} needs mindspeed.fsdp, which the MindSpeed in {mindspeed} does not have. Use the branch that goes "
+            "with your MindSpeed-MM, e.g. 26.1.0_core_r0.12.1 for v26.1.0."
         )
     if lacking := missing_from(RELIED_ON):
         raise PlatformError(
-            f"{what}: what is installed lacks {', '.join(lacking)}, which this project relies on. Use MindSpeed-MM "
+            f"{what} needs {', '.join(lacking)}, which the installed packages do not have. Use MindSpeed-MM "
             f"{' or '.join(KNOWN_MINDSPEED_MM)} with its MindSpeed (docs/mindspeed_mm.md)."
         )
     if not torch.__version__.startswith(KNOWN_TORCH):  # (2.7.1.post4 counts, as in the engine)
         raise PlatformError(
-            f"{what}: the engine takes PyTorch {' or '.join(KNOWN_TORCH)}, this is "
-            f"{torch.__version__.partition('+')[0]}. Install one of them, or use --host standalone."
+            f"{what} needs PyTorch {' or '.join(KNOWN_TORCH)}, and this is {torch.__version__.partition('+')[0]}. "
+            "Install one of them, or use --host standalone."
         )
 
 

@@ -32,7 +32,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native import run as commandline
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import NAME, trainer_script
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import current
 from mindspeed_mm_dit.terminal import logger, open_streams
-from mindspeed_mm_dit.training.loggers import tensorboard
+from mindspeed_mm_dit.training.loggers import boards
 from mindspeed_mm_dit.training.loggers.registry import GuardedLogger, LoggerContext
 from mindspeed_mm_dit.training.resume import print_rank_0
 
@@ -59,8 +59,8 @@ class TensorBoardHandler(logging.Handler):
             return
         iteration, values = logged
         if self._scalars is None:
-            config = tensorboard.TensorBoardConfig(self._folder)
-            self._scalars = GuardedLogger(tensorboard.KIND, config, LoggerContext(iteration - 1, self._folder, {}))
+            config = boards.TensorBoardConfig(self._folder)
+            self._scalars = GuardedLogger(boards.TENSORBOARD, config, LoggerContext(iteration - 1, self._folder, {}))
         self._scalars.add(iteration, values)
 
 

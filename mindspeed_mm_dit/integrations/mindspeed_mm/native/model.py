@@ -129,7 +129,7 @@ def inject_our_adapters() -> None:
         import peft
     except ImportError:
         raise PlatformError(
-            "training.lora.enable = true: the engine needs peft, which is not installed. Install peft."
+            "training.lora.enable = true needs peft, which is not installed. Run: pip install peft"
         ) from None
     theirs = peft.inject_adapter_in_model
 

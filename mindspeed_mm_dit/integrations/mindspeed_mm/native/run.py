@@ -42,7 +42,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import (
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.training.flags import ignored_flags, to_command_line
 from mindspeed_mm_dit.training.flags import parse as parse_flags
-from mindspeed_mm_dit.training.loggers import tensorboard
+from mindspeed_mm_dit.training.loggers import boards
 from mindspeed_mm_dit.training.loop import LearningRate
 from mindspeed_mm_dit.training.progress import Progress, locked_save_folder, open_progress
 from mindspeed_mm_dit.training.pytorch.stepper import TrainedState
@@ -61,7 +61,7 @@ def parse(argv: Sequence[str], world_size: int) -> RunConfig:
 
 def without_effect(flags: RunConfig) -> list[str]:
     """Return the flags of the command line that have no effect here."""
-    return ignored_flags(flags, ignored_by("native"), lambda kind: kind is not tensorboard.KIND)
+    return ignored_flags(flags, ignored_by("native"), lambda kind: kind is not boards.TENSORBOARD)
 
 
 def yaml_for(flags: RunConfig, world_size: int) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def begin(argv: Sequence[str]) -> None:
     """Read and check the run that ``argv``, the engine's command line, describes.
 
     Raises:
-        UserError: whatever is wrong, with setting, value, reason and cure.
+        UserError: whatever is wrong.
     """
     global _current
     from mindspeed_mm_dit.integrations.mindspeed_mm.native.preflight import check, check_offered
@@ -212,8 +212,7 @@ def begin(argv: Sequence[str]) -> None:
     flags = _flags(read, argv[1])
     mm = check(read, flags, fsdp2_of(read))
     if read.training.train_epochs is not None:
-        samples = mm.data_set.epoch_samples
-        read.training.train_iters = read.training.train_epochs * (samples // flags.global_batch_size)
+        read.training.train_iters = read.training.train_epochs * (mm.data_set.epoch_samples // flags.global_batch_size)
         flags = _flags(read, argv[1])
     _current = Run(
         dataclasses.replace(flags, mm=mm),
@@ -252,7 +251,7 @@ def engine_arguments(argv: Sequence[str]) -> Any:
     from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import check_keys, refused
 
     if len(argv) < 2 or not argv[1].endswith((".yaml", ".yml")):
-        raise ConfigError("command line names no yaml. trainer.py CONFIG.yaml.")
+        raise ConfigError("The command line names no yaml. Run: trainer.py CONFIG.yaml")
     check_keys(argv[1])
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # (it prints all of it, and so does the trainer)

@@ -138,8 +138,7 @@ def yaml_of(flags: RunConfig, fsdp2: Fsdp2Config | None, world_size: int) -> dic
         if value not in (None, (), []) and (key != "model.bf16" or fsdp2 is None):  # (fsdp2.yaml has set it)
             put(content, key, value)
     groups = world_size // flags.context_parallel_size  # data-parallel groups
-    micro_batches = flags.global_batch_size // flags.micro_batch_size // groups
-    put(content, "training.gradient_accumulation_steps", micro_batches)
+    put(content, "training.gradient_accumulation_steps", flags.global_batch_size // flags.micro_batch_size // groups)
     if flags.lora_target_modules:
         put(content, "training.lora.enable", True)
     put(content, "training.lr_warmup_ratio", _ratio(flags.lr_warmup_iters, flags.train_iters))
@@ -154,12 +153,12 @@ def check_schedule(flags: RunConfig) -> None:
     """Raise ConfigError for a learning rate schedule that the engine does not have."""
     if flags.lr_decay_style == "inverse-square-root":
         raise ConfigError(
-            "--lr-decay-style = inverse-square-root: MindSpeed-MM's native engine does not have it. Use constant, "
-            "linear or cosine, or another --host."
+            "--lr-decay-style = inverse-square-root is not in MindSpeed-MM's native engine. Use constant, linear or "
+            "cosine, or another --host."
         )
     if flags.lr_decay_style == "linear" and (flags.min_lr or (flags.lr_decay_iters or 0) not in (0, flags.train_iters)):
         raise ConfigError(
-            "--lr-decay-style = linear: MindSpeed-MM's native engine lets it end at 0, after --train-iters. Drop "
+            "--lr-decay-style = linear always ends at 0 after --train-iters in MindSpeed-MM's native engine. Drop "
             "--min-lr and --lr-decay-iters, or use --lr-decay-style cosine."
         )
 
@@ -179,8 +178,8 @@ def _shard(content: dict[str, Any], fsdp2: Fsdp2Config | None, world_size: int) 
         put(content, "parallel.fsdp_plan.ignored_modules", patterns(fsdp2.ignored))
     if type(fsdp2.reshard_after_forward) is int:
         raise ConfigError(
-            f"fsdp2.yaml: reshard_after_forward = {fsdp2.reshard_after_forward}: MindSpeed-MM's native engine knows "
-            "true and false only. Use one of them."
+            f"fsdp2.yaml: reshard_after_forward = {fsdp2.reshard_after_forward} must be true or false for "
+            "MindSpeed-MM's native engine."
         )
     for key, name in SHARDING.items():
         if (value := getattr(fsdp2, name)) is not None:
@@ -262,16 +261,14 @@ def check_keys(path: str) -> None:
 
     content = read_yaml(path, "CONFIG")
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected sections: parallel, model, data, features, training, tools.")
+        raise ConfigError(f"{path} must have the sections parallel, model, data, features, training and tools.")
     _check_section(content, Arguments, "", path)
     for key in REQUIRED:
         if not isinstance(get(content, key), str):
-            raise ConfigError(
-                f"{path}: {key} is required and missing. Name the JSON file, as --mm-model and --mm-data do."
-            )
+            raise ConfigError(f"{path}: {key} is missing. Name the JSON file, as --mm-model and --mm-data do.")
     for key, expected in _IDS.items():
         if (actual := get(content, key)) != expected and not (isinstance(actual, list) and expected in actual):
-            raise ConfigError(f"{path}: {key} = {written(actual)} is not ours. Write {expected}.")
+            raise ConfigError(f"{path}: {key} = {written(actual)} must name {expected}.")
     _check_ranks(get(content, SHARDS), framework.runtime.world_size(), path)
 
 
@@ -282,13 +279,13 @@ def _check_section(content: dict[str, Any], section: Any, prefix: str, path: str
         key = f"{prefix}{name}"
         if name not in known and name not in ours:
             raise ConfigError(
-                f"{path}: {key} = {shorten_repr(value)}: unknown key. {nearest(str(name), [*known, *ours])}"
+                f"{path}: {key} = {shorten_repr(value)} is an unknown key. {nearest(str(name), [*known, *ours])}"
             )
         kind = known.get(name)
         if not hasattr(kind, "model_fields") or key in OPEN:
             continue
         if not isinstance(value, dict):
-            raise ConfigError(f"{path}: {key} = {written(value)} is a section, and has keys. Write {name}: {{}}.")
+            raise ConfigError(f"{path}: {key} = {written(value)} must be a section. Write {name}: {{}}.")
         _check_section(value, kind, f"{key}.", path)
 
 
@@ -296,12 +293,11 @@ def _check_ranks(size: Any, ranks: int, path: str) -> None:
     """Raise ConfigError unless ``ranks`` can be divided into copies of the weights on ``size`` ranks each."""
     if size is None or size == "auto":
         return
-    what, cure = f"{path}: {SHARDS} = {shorten_repr(size)}", "Write auto, or a divisor of the number of ranks."
-    if not str(size).isdecimal() or not int(size):
-        raise ConfigError(f"{what} is no number of ranks. {cure}")
-    if ranks % int(size):
-        equation = f"shards({size}) * copies({ranks // int(size)}) != WORLD_SIZE({ranks})"
-        raise ConfigError(f"{what} does not divide the ranks: {equation}. {cure} (torchrun --nproc_per_node).")
+    if not str(size).isdecimal() or not int(size) or ranks % int(size):
+        raise ConfigError(
+            f"{path}: {SHARDS} = {shorten_repr(size)} must be auto or a divisor of the {ranks} rank(s) (torchrun "
+            "--nproc_per_node)."
+        )
 
 
 def refused(path: str, error: BaseException) -> ConfigError:
@@ -309,20 +305,18 @@ def refused(path: str, error: BaseException) -> ConfigError:
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):
-        reason = f"MindSpeed-MM's native engine does not take it: {error}"
-        of_a_word = str(error).startswith("Command-line")  # (training.lr=1e-4 after the yaml)
-        return (
-            ConfigError(f"command line: {reason}. Write it into {path}.")
-            if of_a_word
-            else ConfigError(f"{path}: {reason}.")
-        )
+        if str(error).startswith("Command-line"):  # (training.lr=1e-4 after the yaml)
+            return ConfigError(
+                f"MindSpeed-MM's native engine does not take the command line: {error}. Write the setting into {path}."
+            )
+        return ConfigError(f"MindSpeed-MM's native engine does not take {path}: {error}.")
     problem = error.errors()[0]
     key, value, message = _key(problem["loc"]), problem["input"], problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
-        return ConfigError(f"{path}: {key} is required and missing. mm-dit plan --write-native prints all.")
+        return ConfigError(f"{path}: {key} is missing. Run mm-dit plan --write-native for a complete yaml.")
     setting = key if isinstance(value, dict) else f"{key} = {written(value)}"  # (a section: its values do not agree)
-    cure = "Leave the key out." if value is None else ""
-    return ConfigError(f"{path}: {setting}: MindSpeed-MM's native engine does not take it: {message}. {cure}")
+    advice = " Leave the key out." if value is None else ""
+    return ConfigError(f"{path}: {setting} is not what MindSpeed-MM's native engine takes: {message}.{advice}")
 
 
 def _key(parts: Sequence[str | int]) -> str:
@@ -352,7 +346,7 @@ def checked_values(values: Mapping[str, Any], path: str, world_size: int) -> Run
         check_schedule(flags)
         return flags
     except ConfigError as error:
-        raise ConfigError(f"{path}: {_key_of_flag(str(error))}: {error}") from None
+        raise ConfigError(f"{path}: {_key_of_flag(str(error))}{error}") from None
 
 
 def _converted(setting: str, value: Any, action: argparse.Action) -> Any:
@@ -361,18 +355,18 @@ def _converted(setting: str, value: Any, action: argparse.Action) -> Any:
         return action.default
     if action.nargs == "+":
         good = isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
-        wish = "is not a list of strings"
+        wish = "a list of strings"
     elif action.nargs == 0:
-        good, wish = isinstance(value, bool), "is not true or false"
+        good, wish = isinstance(value, bool), "true or false"
     elif action.choices is not None:
-        good, wish = value in action.choices, f"is none of {', '.join(action.choices)}"
+        good, wish = value in action.choices, f"one of {', '.join(action.choices)}"
     elif action.type is None:
-        good, wish = isinstance(value, str), "is not a text"
+        good, wish = isinstance(value, str), "a text"
     else:
         assert callable(action.type)
         return _typed(setting, value, action.type)
     if not good:
-        raise ConfigError(f"{setting} = {written(value)}: {wish}.")
+        raise ConfigError(f"{setting} = {written(value)} must be {wish}.")
     return value
 
 
@@ -380,15 +374,14 @@ def _typed(setting: str, value: Any, kind: Callable[[str], Any]) -> Any:
     try:
         return kind(str(value))
     except argparse.ArgumentTypeError as error:
-        reason = str(error).rpartition(" is not ")[2]
-        raise ConfigError(f"{setting} = {written(value)} is not {reason}.") from None
+        raise ConfigError(f"{setting} = {written(value)} {str(error).partition(', not ')[0]}.") from None
 
 
 def _optional_int(text: str) -> Any:
     return None if text == "None" else positive_int(text)
 
 
-def _key_of_flag(what: str) -> str:
-    """Return the key that means the same as the flag in ``what``, e.g. "--min-lr = 2"."""
-    flag = what.partition(" ")[0].removeprefix("--").replace("-", "_")
-    return next((key for key, name in {**FLAGS, **COUNTED}.items() if name == flag), flag)
+def _key_of_flag(message: str) -> str:
+    """Return "key: " for the key that means the same as the flag with which ``message`` begins; or ""."""
+    flag = message.partition(" ")[0].removeprefix("--").replace("-", "_")
+    return next((f"{key}: " for key, name in {**FLAGS, **COUNTED}.items() if name == flag), "")

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning.memory import MemoryLimit, check_model_fits
+from mindspeed_mm_dit.planning import MemoryLimit, check_model_fits
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.verify.against import compare_against
 from mindspeed_mm_dit.tools.verify.compare import Comparison, Side, Sides, compare_sides
@@ -69,21 +69,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("mm-dit compare takes two step traces, or --against, or --model. Name one of them.")
     if not args.model:
         _check_output(args.output)
-        return _report(args, _compare_traces(args) if args.traces else _compare_with_diffusers(args))
+        if args.against:
+            return _report(args, compare_against(args.against, args.seed))
+        first, second = args.traces
+        return _report(args, compare_traces(first, second, read_json(args.names, "--names") if args.names else None))
 
     check_arguments(args)
     pythons = {"pytorch": args.pytorch_python, "mindspore": args.mindspore_python}
     first, second = (Side(name, find_python(name, python), name) for name, python in pythons.items())
     return run_sides(args, (first, second))
-
-
-def _compare_traces(args: argparse.Namespace) -> Comparison:
-    first, second = args.traces
-    return compare_traces(first, second, read_json(args.names, "--names") if args.names else None)
-
-
-def _compare_with_diffusers(args: argparse.Namespace) -> Comparison:
-    return compare_against(args.against, args.seed)
 
 
 def _report(args: argparse.Namespace, comparison: Comparison) -> int:
@@ -115,7 +109,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     check_model_fits(model, MemoryLimit("this machine", host_memory_bytes()))
     check_between("--seed", args.seed, 0, MAX_INT64)
     if args.steps < 0 or args.sample_steps < 0:
-        raise ConfigError(f"--steps = {args.steps}, --sample-steps = {args.sample_steps} must not be negative.")
+        raise ConfigError(f"--steps = {args.steps} and --sample-steps = {args.sample_steps} must not be negative.")
     if args.sample_steps:
         check_sample_steps(args.sample_steps, model)
     if args.batch_size is not None and args.batch_size < 1:
@@ -133,7 +127,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def _check_output(path: str) -> None:
     if Path(path).suffix != ".html":
-        raise ConfigError(f"--output = {path} is not a .html.")
+        raise ConfigError(f"--output = {path} must end in .html.")
     check_output_file("--output", path)
 
 
@@ -143,7 +137,9 @@ def check_sample_steps(steps: int, model: ModelConfig) -> None:
         sampler = find_sampler(model.diffusion, objective_of(model.diffusion).quick_sampler)
         sampler.check(model.diffusion, steps, sampler.options())
     except ConfigError as error:
-        raise ConfigError(f"{str(error).replace('--steps', '--sample-steps', 1)} 0 draws no samples.") from None
+        raise ConfigError(
+            f"{str(error).replace('--steps', '--sample-steps', 1)} --sample-steps 0 draws no samples."
+        ) from None
 
 
 def _data(args: argparse.Namespace) -> Path:

@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("vae", "text_encoder"):
         if getattr(args, flag) and args.ai_framework != "pytorch":
             raise ConfigError(
-                f"{flag_of(flag)} = {getattr(args, flag)} runs on PyTorch alone. Leave it out: the rest of the file "
-                "is compared without it."
+                f"{flag_of(flag)} = {getattr(args, flag)} runs on PyTorch alone. Leave it out: the rest of the file is "
+                "compared without it."
             )
     from rich.console import Console
     from rich.table import Table

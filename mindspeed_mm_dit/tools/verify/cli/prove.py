@@ -131,32 +131,32 @@ def _available_layouts() -> list[Layout]:
 
 
 def _missing_hosts(layouts: Sequence[Layout]) -> dict[str, UserError]:
-    """Return the hosts of ``layouts`` that are not installed, each with the reason."""
-    reasons = {}
+    """Return the hosts of ``layouts`` that are not installed, each with its error."""
+    missing = {}
     for host in {layout.host for layout in layouts}:
         try:
             host_by_name(host).needs(["--host", host])
         except UserError as error:
-            reasons[host] = error
-    return reasons
+            missing[host] = error
+    return missing
 
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse flags that cannot work, before time is spent."""
     if Path(args.output).suffix != ".html":
-        raise ConfigError(f"--output = {args.output} is not a .html.")
+        raise ConfigError(f"--output = {args.output} must end in .html.")
     check_output_file("--output", args.output)
     if args.card:
         check_output_file("--card", args.card)
     if args.past:
         return
     if len(args.config) != 1:
-        raise ConfigError("CONFIG: name one config folder. Or name a run by --run.")
+        raise ConfigError("mm-dit prove takes one config folder, or a run by --run. Name one of them.")
     if args.at or args.log or args.card:
-        raise ConfigError("--at, --log and --card need a run: --run PATH.")
+        raise ConfigError("--at, --log and --card need a run. Name it by --run.")
     config_folder(args.config[0])
     check_between(
-        "--steps", args.steps, 1, MAX_STEPS, "every layout computes each step, and so does the float64 reference"
+        "--steps", args.steps, 1, MAX_STEPS, "Every layout computes each step, and so does the float64 reference."
     )
 
 

@@ -38,17 +38,17 @@ def run(args: argparse.Namespace) -> int:
     iteration = args.iteration if args.iteration is not None else past.left.get("iteration")
     if iteration is None:
         raise ConfigError(
-            f"--iteration is needed: {past.root} has no record of a step that was not finite. Name the step to "
+            f"--iteration is needed, because {past.root} has no record of a step that was not finite. Name the step to "
             "recompute."
         )
     checkpoint = past.before(iteration)
     flags = without_outputs(past.flags(checkpoint, args.flags))
     if iteration > flags.train_iters:
-        raise ConfigError(f"--iteration = {iteration}: the run has --train-iters {flags.train_iters}.")
+        raise ConfigError(f"--iteration = {iteration} is more than the {flags.train_iters} steps of the run.")
     if flags.ai_framework != "pytorch":
         raise PlatformError(
-            f"--ai-framework = {flags.ai_framework}: steps are replayed on PyTorch. Run: mm-dit convert CHECKPOINT "
-            "NEW_FOLDER --to pytorch, then --checkpoint NEW_FOLDER -- --ai-framework pytorch"
+            f"--ai-framework = {flags.ai_framework} cannot be replayed, only pytorch. Convert the checkpoint by mm-dit "
+            "convert CHECKPOINT NEW_FOLDER --to pytorch, then pass --checkpoint NEW_FOLDER -- --ai-framework pytorch."
         )
 
     activate(flags.ai_framework)

@@ -38,7 +38,7 @@ class ReferenceArrays(dict[str, np.ndarray]):
     """The arrays of a file of reference values by name; looking up a missing one raises CheckpointError."""
 
     def __missing__(self, name: str) -> np.ndarray:
-        raise CheckpointError(f"--reference: {name} is missing, but other values of the file need it. {FORMAT}")
+        raise CheckpointError(f"{name} is not in --reference, and other values of the file need it. {FORMAT}")
 
     def tensor(self, name: str) -> Tensor:
         """Return an array as a tensor of int64 or float32, as networks take it."""
@@ -51,20 +51,20 @@ class ReferenceArrays(dict[str, np.ndarray]):
             size == 0 if other is None else size != other for size, other in zip(actual, expected)
         ):
             sizes = str(expected).replace("None", "any")
-            raise CheckpointError(f"--reference: {name} has the shape {actual}, expected {sizes}. {FORMAT}")
+            raise CheckpointError(f"{name} in --reference has shape {actual}, and must have {sizes}. {FORMAT}")
 
     def check_range(self, name: str, most: int, kinds: str = "iu", why: str = "") -> None:
         """Raise CheckpointError unless the array ``name`` holds whole ("iu") or real ("f") numbers up to ``most``."""
         values, words = self[name], "real" if kinds == "f" else "whole"
         if values.dtype.kind not in kinds or not ((values >= 0) & (values <= most)).all():  # not: NaN too
-            raise CheckpointError(f"--reference: {name} must hold {words} numbers from 0 to {most}{why}. {FORMAT}")
+            raise CheckpointError(f"{name} in --reference must hold {words} numbers from 0 to {most}. {why or FORMAT}")
 
     def sizes(self, names: tuple[str, ...]) -> dict[str, int]:
         """Return the whole numbers in ``config`` by ``names``."""
         numbers = self["config"]
         if numbers.shape != (len(names),) or numbers.dtype.kind not in "iu":
             raise CheckpointError(
-                f"--reference: config = {shorten_repr(numbers.tolist())} must be {len(names)} whole numbers: "
+                f"config in --reference is {shorten_repr(numbers.tolist())}, and must be {len(names)} whole numbers: "
                 f"{', '.join(names)}. {FORMAT}"
             )
         return dict(zip(names, numbers.tolist()))
@@ -79,17 +79,17 @@ def read_arrays(path: str | Path) -> ReferenceArrays:
         if not (arrays := ReferenceArrays(read_npz(path))):
             raise UnusableFile("holds no arrays")
     except UnusableFile as problem:
-        words = str(problem) if os.path.lexists(path) else "there is no such file"
-        raise CheckpointError(f"--reference = {path}: {words}. {FORMAT}") from None
+        words = str(problem) if os.path.lexists(path) else "does not exist"
+        raise CheckpointError(f"--reference = {path} {words}. {FORMAT}") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-            raise CheckpointError(f"--reference: {name} must be an array of real numbers. {FORMAT}")
+            raise CheckpointError(f"{name} in --reference must be an array of real numbers. {FORMAT}")
     return arrays
 
 
 def unknown_quantity(name: str, hint: str = "") -> CheckpointError:
-    """Return the error for an unknown key."""
-    return CheckpointError(f"--reference: {name} is no quantity this command knows. {hint or FORMAT}")
+    """Return the error for an unknown key; ``hint``: a sentence."""
+    return CheckpointError(f"{name} in --reference is no quantity that mm-dit parity knows. {hint or FORMAT}")
 
 
 def config_of(kind: type, sizes: Mapping[str, Any], what: str) -> Any:
@@ -117,7 +117,7 @@ def loaded(
         {name: array.shape for name, array in weights.items()},
         flag,
         "is not of the network that config of --reference describes",
-        "name the weights that the file was made with",
+        "Name the weights that the file was made with.",
     )
     model = network(config)
     runtime.load_arrays(model, weights)
@@ -289,7 +289,10 @@ class Muon:
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         if weights:
             flag, path = next(iter(weights.items()))
-            raise ConfigError(f"{flag} = {path}: a file of an optimizer's steps has no network. Leave it out.")
+            raise ConfigError(
+                f"{flag} = {path} is not used: the values in --reference are steps of an optimizer without a network. "
+                "Leave it out."
+            )
         self.arrays = arrays
         a, b, c = arrays.get("ns_coefficients", np.array(QUINTIC)).tolist()
         self._quintic, self._eps = (a, b, c), float(arrays.get("eps", MIN_NORM))
@@ -337,8 +340,8 @@ class Muon:
         self.arrays.check_shape(f"grad/{matrix}", (None, *param.shape))
         if parts is not None and (int(parts) < 1 or param.shape[0] % int(parts)):
             raise CheckpointError(
-                f"--reference: param/{matrix} cannot be split into {parts} matrices of the same height: it has "
-                f"{param.shape[0]} rows. {FORMAT}"
+                f"param/{matrix} in --reference has {param.shape[0]} rows, and cannot be split into {parts} matrices "
+                f"of the same height. {FORMAT}"
             )
         return param.astype(self.dtype), self.arrays[f"grad/{matrix}"].astype(self.dtype)
 

@@ -195,7 +195,7 @@ def network_in(path: Path) -> tuple[JointConfig, Mapping[str, np.ndarray]]:
     """Return config and weights of the network in a folder of diffusers, or a file; CheckpointError for others."""
     what = f"--checkpoint = {path}"
     if not path.is_file() and not diffusers_folder.fits(path):
-        raise CheckpointError(f"{what} is no folder of diffusers: it has no config.json. {FORMAT}")
+        raise CheckpointError(f"{what} is no folder of diffusers, because it has no config.json. {FORMAT}")
     state = FORMATS[format_of_source(path)].read(path)
     config = infer_predictor(shapes_of(state.weights), state.facts, state.predictor)
     if not isinstance(config, JointConfig):

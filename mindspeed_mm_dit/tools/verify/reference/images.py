@@ -101,7 +101,7 @@ class LabelledImages:
 
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         if "config" not in arrays:
-            raise CheckpointError(f"--reference has no 'config'. {FORMAT}")
+            raise CheckpointError(f"config is not in --reference, and every file of images has it. {FORMAT}")
         self.arrays, self._path = arrays, weights["--checkpoint"]
         self._checkpoint = f"--checkpoint = {self._path}"
         self.config = self.network_of(self.flags)
@@ -186,12 +186,12 @@ class LabelledImages:
         for name in [name for name in shapes if name in arrays]:
             arrays.check_shape(name, shapes[name])
         for name in [name for name in ("y", "sample/y") if name in arrays]:
-            arrays.check_range(name, self.config.num_classes, why=": the last class is the unconditional one")
+            arrays.check_range(name, self.config.num_classes, why="The last class is the unconditional one.")
         if "t" in arrays and "t" in shapes and self.num_timesteps is None:
-            arrays.check_range("t", 1, "f", ": flow matching has data at 1")
+            arrays.check_range("t", 1, "f", "Flow matching has data at 1.")
         elif "t" in arrays and "t" in shapes:
             most = (self.num_timesteps or 0) - 1
-            arrays.check_range("t", most, why=f": the published DiT has {self.num_timesteps} timesteps")
+            arrays.check_range("t", most, why=f"The published DiT has {self.num_timesteps} timesteps.")
 
 
 class RecipeFile(LabelledImages):
@@ -228,7 +228,7 @@ class RecipeFile(LabelledImages):
         value = self.setting(*keys)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise CheckpointError(
-                f"{self._checkpoint}: {'/'.join(keys)} = {shorten_repr(value)} must be a number. {FORMAT}"
+                f"{self._checkpoint} has {'/'.join(keys)} = {shorten_repr(value)}, which must be a number. {FORMAT}"
             )
         return float(value)
 
@@ -280,7 +280,9 @@ class PublishedDiT(LabelledImages):
     def guided(self, scale: str, channels: str) -> Tensor:
         """Return the published batch of two halves, guided."""
         if int(channels) not in (3, self.config.in_channels):
-            raise CheckpointError(f"--reference: rgb{channels}: guidance is on 3 or all channels.")
+            raise CheckpointError(
+                f"rgb{channels} in --reference is guidance on {channels} channels, and must be on 3 or all."
+            )
         return self.guided_halves(self.at.x_t, self.at.draws[0], self.arrays["y"], float(scale), int(channels))
 
     def sample(self, chain: str) -> Tensor:

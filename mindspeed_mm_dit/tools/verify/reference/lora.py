@@ -21,9 +21,9 @@ from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework import nn, ops, runtime
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
-from mindspeed_mm_dit.integrations.formats import lora_files, rules
+from mindspeed_mm_dit.integrations.formats import families, lora_files
 from mindspeed_mm_dit.integrations.formats.config_json import check_declared_sizes, read_dit_config
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_frequencies
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_frequencies
 from mindspeed_mm_dit.integrations.formats.families import DIT_RULES
 from mindspeed_mm_dit.integrations.formats.lora_names import diffusers_rules
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
@@ -89,14 +89,14 @@ _PER_BLOCK = {"t_embedder": "times", "y_embedder": "labels"}
 
 def _from_diffusers(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weights of a :class:`DiffusersDiT` from a file of diffusers."""
-    values = rules.to_original(arrays, [_per_block_rule(rule) for rule in DIT_RULES])
+    values = families.to_original(arrays, [_per_block_rule(rule) for rule in DIT_RULES])
     apart = tuple(f"{name}." for name in _PER_BLOCK.values())
     return {name if name.startswith(apart) else f"dit.{name}": array for name, array in values.items()}
 
 
-def _per_block_rule(rule: rules.Rule) -> rules.Rule:
+def _per_block_rule(rule: families.Rule) -> families.Rule:
     module, _, layer = rule.original.partition(".")
-    return rules.Rule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
+    return families.Rule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
 
 
 class BaseNetwork:
@@ -225,7 +225,7 @@ class DiTBase(BaseNetwork):
         config, norm_eps = read_dit_config(section, folder), section.get("norm_eps", 1e-5)
         check_declared_sizes(config, what)
         if not isinstance(norm_eps, float):
-            raise CheckpointError(f"{what}: norm_eps = {shorten_repr(norm_eps)} must be a number. {FORMAT}")
+            raise CheckpointError(f"{what} has norm_eps = {shorten_repr(norm_eps)}, which must be a number. {FORMAT}")
         arrays = read_safetensors_file(folder / "diffusion_pytorch_model.safetensors")[0]
         network, values = DiffusersDiT(config, norm_eps), _from_diffusers(arrays)
         initial = {name: ops.numpy(p) for name, p in network.named_parameters()}
@@ -242,7 +242,7 @@ class LoraValues:
     def __init__(self, arrays: ReferenceArrays, weights: Weights) -> None:
         if "--lora" not in weights:
             raise CheckpointError(
-                "--lora is missing: the values of the file are those of adapters. Name the folder that has them."
+                "--lora is required, because the values of the file are those of adapters. Name the folder of these."
             )
         self.arrays, self.weights, self.folder = arrays, weights, Path(weights["--lora"])
         self.base = cache(self._base)
@@ -264,7 +264,7 @@ class LoraValues:
         if not path.exists():
             path = self.folder / f"{name}.safetensors"
         if not path.exists():
-            raise UnknownQuantity(f"--lora = {self.folder} has neither {name}/ nor {name}.safetensors")
+            raise UnknownQuantity(f"--lora = {self.folder} has neither {name}/ nor {name}.safetensors.")
         return lora_files.read(path, self.base(name).layers)
 
     def _step(self, name: str) -> OptimizerStep:
@@ -318,7 +318,7 @@ class LoraValues:
             if layer in theirs and matrix in ("lora_A", "lora_B"):
                 gradient = self.step(name).gradients[f"{base.prefix}{ours}.{matrix}.weight"]
                 return norm(_part(gradient, adapter.layers[ours].up, matrix, theirs.index(layer), len(theirs)))
-        raise UnknownQuantity(f"the adapters are on {', '.join(list(adapter.layers)[:3])}, ...")
+        raise UnknownQuantity(f"The adapters are on layers such as {', '.join(list(adapter.layers)[:3])}.")
 
 
 def _part(gradient: np.ndarray, up: np.ndarray, matrix: str, number: int, count: int) -> np.ndarray:

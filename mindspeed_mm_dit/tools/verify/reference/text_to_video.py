@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.diffusion import table_sigmas
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework import ops, runtime
-from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow.solvers import euler, integrate
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network
 from mindspeed_mm_dit.objectives.wan_flow.objective import euler_sigmas, training_table
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, euler_trajectory
@@ -82,7 +82,7 @@ class Times:
         self._check()
         x, velocity = (ops.tensor(self.arrays[f"sched/{key}"][:1, :, :1]) for key in ("x0", "model_output"))
         grid = euler_sigmas(process.config, int(count))
-        ends = [next(ode.integrate(ode.euler, lambda x, t: velocity, x, grid[i : i + 2])) for i in range(int(count))]
+        ends = [next(integrate(euler, lambda x, t: velocity, x, grid[i : i + 2])) for i in range(int(count))]
         return np.stack([ops.numpy(end) for end in ends])
 
     def _process(self, shift: str) -> WanFlow:
@@ -245,10 +245,12 @@ class WanVAE:
         self.arrays = arrays
         folder = weights.get("--vae", weights.get("--checkpoint"))
         if folder is None:
-            raise CheckpointError(f"--vae is missing: the values of the file are those of an autoencoder. {FORMAT}")
+            raise CheckpointError(
+                f"--vae is required, because the values of the file are those of an autoencoder. {FORMAT}"
+            )
         if "torch" not in runtime.versions():
             raise PlatformError(
-                "--vae runs on PyTorch alone: mint.nn.functional.conv3d of MindSpore is for Ascend. Add "
+                "--vae runs on PyTorch alone, because mint.nn.functional.conv3d of MindSpore is for Ascend. Add "
                 "--ai-framework pytorch."
             )
         self.autoencoder: Any = TextToVideo(arrays, {"--vae": folder}).autoencoder

@@ -69,7 +69,7 @@ class TextToVideo:
     def autoencoder(self) -> Any:
         """Wan's autoencoder, from --vae, with the sizes in its own config.json."""
         from mindspeed_mm_dit.configs.autoencoder import WanVAEConfig
-        from mindspeed_mm_dit.models.diffusers_autoencoders import AutoencoderKLWan
+        from mindspeed_mm_dit.models.pytorch_encoders import AutoencoderKLWan
 
         with _named("--vae"):
             folder = {"from_pretrained": str(self.weights["--vae"])}
@@ -147,7 +147,7 @@ def check_latents(config: Any, name: str, shape: tuple[int, ...]) -> None:
     try:
         config.check_latents(shape[1:])
     except ConfigError as error:
-        raise CheckpointError(f"--reference: {name}: {error}") from None
+        raise CheckpointError(f"{name} in --reference does not fit the network: {error}") from None
 
 
 def _check_inputs(arrays: ReferenceArrays, config: Any) -> None:
@@ -296,8 +296,8 @@ class VideoStep:
         states = states_of(self.file, "step/prompt_ids", "step/prompt_mask")
         if states.shape[-1] != width:
             raise CheckpointError(
-                f"--text-encoder: its states have width {states.shape[-1]}, and --checkpoint takes {width}. Name the "
-                "text encoder of this network."
+                f"--text-encoder has states of width {states.shape[-1]}, and --checkpoint takes {width}. Name the text "
+                "encoder of this network."
             )
         return states
 

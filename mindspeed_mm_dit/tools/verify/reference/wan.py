@@ -22,7 +22,7 @@ from mindspeed_mm_dit.framework import ops, runtime
 from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.models.frames import grey_clip_latents
 from mindspeed_mm_dit.models.video_transformer import Wan
-from mindspeed_mm_dit.objectives.flow import ode
+from mindspeed_mm_dit.objectives.flow import solvers
 from mindspeed_mm_dit.objectives.guidance import Guidance, guided_network, switch_experts
 from mindspeed_mm_dit.objectives.wan_flow.objective import euler_sigmas
 from mindspeed_mm_dit.objectives.wan_flow.process import WanFlow, unipc
@@ -74,7 +74,7 @@ class WanFile:
     def fresh_network(self, expert: str = "") -> Any:
         """Return a new network; the one in :attr:`network` never changes."""
         if expert not in self.experts:
-            raise UnknownQuantity(f"--checkpoint = {self.folder} has no {expert}/" if expert else "name the expert")
+            raise UnknownQuantity(f"--checkpoint = {self.folder} has no {expert}/." if expert else "Name the expert.")
         config, weights = self._described(expert)
         x = "x" if "x" in self.arrays else "start"
         shape = self.arrays[x].shape
@@ -214,7 +214,7 @@ class WanFile:
         with ops.no_grad():
             if group.endswith("unipc"):
                 return [ops.numpy(state) for state in unipc(data_at, start, self.sigmas(group))]
-            return [ops.numpy(state) for state in ode.integrate(ode.euler, velocity, start, self.sigmas(group))]
+            return [ops.numpy(state) for state in solvers.integrate(solvers.euler, velocity, start, self.sigmas(group))]
 
     def result(self, group: str) -> np.ndarray:
         """Return the last state, with the conditioning frame as the first, if there is one."""

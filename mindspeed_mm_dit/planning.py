@@ -1,7 +1,4 @@
-"""Memory and FLOP of a training step, by part and rank.
-
-The largest micro-batch that fits, and whether a run fits here.
-"""
+"""The cost of a run, from model.json in closed form: parameters, FLOP, bytes and time. Needs no device or framework."""
 
 from __future__ import annotations
 
@@ -297,7 +294,7 @@ def _check(predictor: PredictorConfig, need: int, sentence: str, limit: MemoryLi
         name = dominant_setting(predictor)
         shared = f", which {limit.num_processes} ranks share" if limit.num_processes > 1 else ""
         raise ConfigError(
-            f"predictor.{name} = {getattr(predictor, name)}: "
+            f"predictor.{name} = {getattr(predictor, name)} is too large: "
             f"{sentence.format(f'{parameters_of(predictor).num_elements():,}', _gib(need))}, and {limit.name} has "
             f"{_gib(limit.num_bytes)}{shared}. Use a smaller {name}, or more devices (mm-dit plan says how many)."
         )

@@ -1,22 +1,115 @@
-"""Frozen text encoders and teachers of transformers on PyTorch."""
+"""Encoders that need PyTorch: autoencoders of diffusers, and encoders of text and images of transformers."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mindspeed_mm_dit.configs.files import check_model_folder
+from mindspeed_mm_dit.configs.autoencoder import PretrainedAutoencoderConfig, WanVAEConfig
+from mindspeed_mm_dit.configs.files import check_model_folder, error_text
 from mindspeed_mm_dit.configs.teacher import TransformersTeacherConfig, TransformersVisionConfig
 from mindspeed_mm_dit.configs.text_encoder import TransformersTextConfig
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
-from mindspeed_mm_dit.models.pretrained import check_complete, quiet, weights_of_transformers
+from mindspeed_mm_dit.models.autoencoder import Autoencoder
+from mindspeed_mm_dit.models.pretrained import check_complete, load_diffusers, quiet, weights_of_transformers
 from mindspeed_mm_dit.models.text_encoder import EncodedText
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class DiffusersAutoencoder(Autoencoder):
+    """An autoencoder of diffusers, with or without a posterior."""
+
+    memory_format = torch.preserve_format
+    """Memory format of images while they are encoded."""
+
+    def __init__(self, config: PretrainedAutoencoderConfig) -> None:
+        import diffusers
+
+        super().__init__(config)
+        self._dtype = _DTYPES[config.dtype]
+        loaded = self._load(config)
+        with quiet(diffusers.utils.logging):
+            self.module = runtime.freeze(loaded, config.dtype).to(memory_format=self.memory_format)
+
+    def _load(self, config: Any) -> Any:
+        return load_diffusers(config)
+
+    @torch.no_grad()
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        with self._without_autocast():
+            encoded = self.module.encode(images.to(self._dtype, memory_format=self.memory_format), return_dict=False)[0]
+        if isinstance(encoded, Tensor):
+            return encoded.float(), None
+        return encoded.mean.float().contiguous(), encoded.std.float().contiguous()
+
+    @torch.no_grad()
+    def decode(self, scaled_latents: Tensor) -> Tensor:
+        latents = self.raw(scaled_latents.float()).to(self._dtype)
+        with self._without_autocast():
+            return self._decoded(latents).float()
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        return self.module.decode(latents).sample
+
+    def _without_autocast(self) -> torch.autocast:
+        """Turn autocast off, so that ``ae.dtype`` applies inside a bf16 training step too."""
+        return torch.autocast(runtime.device_type(), enabled=False)
+
+
+class AutoencoderKL(DiffusersAutoencoder):
+    """The autoencoder of latent diffusion; its weights may also be a single file, as its authors published them."""
+
+    memory_format = torch.channels_last
+
+    def _load(self, config: Any) -> Any:
+        import diffusers
+
+        config.check_files()
+        path = Path(config.from_pretrained)
+        try:
+            with quiet(diffusers.utils.logging):
+                if path.is_dir():
+                    return diffusers.AutoencoderKL.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+                return diffusers.AutoencoderKL.from_single_file(
+                    str(path), config=str(path.parent), local_files_only=True
+                )
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise CheckpointError(
+                f"ae.from_pretrained = {path} cannot be loaded by diffusers: {error_text(error)}."
+            ) from error
+
+
+class AutoencoderKLWan(DiffusersAutoencoder):
+    """Wan's video autoencoder; raises ConfigError if its downsampling does not fit F, H or W exactly."""
+
+    def __init__(self, config: WanVAEConfig) -> None:
+        super().__init__(config)
+        if config.enable_tiling:
+            self.module.enable_tiling(**dataclasses.asdict(config.tiling()))
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        self.config.latent_shape(tuple(images.shape[2:]))
+        return super().moments(images)
+
+
+class AutoencoderKLQwenImage(AutoencoderKLWan):
+    """Qwen-Image's autoencoder: an image is a video of one frame."""
+
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        mean, std = super().moments(images[:, :, None])  # (B, C, 1, h, w) each
+        return mean[:, :, 0], None if std is None else std[:, :, 0]
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        return super()._decoded(latents[:, :, None])[:, :, 0]
+
+
 _OUTSIDE_VISION = ("text_model.", "logit_")
 """Prefixes of weights outside the vision half, if a folder holds both halves."""
 LENGTH_MULTIPLE = 32
@@ -134,7 +227,7 @@ def _load(
         import transformers
     except ImportError as error:
         raise PlatformError(
-            f"{what} is read with transformers, which cannot be used here: {error}. Install the packages of "
+            f"{what} needs transformers, which cannot be used here: {error_text(error)}. Install the packages of "
             "requirements/video.txt."
         ) from None
     variant = weights_of_transformers(f"{section}.from_pretrained", config.folder).variant
@@ -152,6 +245,8 @@ def _load(
                 **settings,
             )
     except Exception as error:  # (damaged files can raise anything)
-        raise CheckpointError(f"{what}: transformers cannot load it: {error}. Copy the folder again.") from error
+        raise CheckpointError(
+            f"{what} cannot be loaded by transformers: {error_text(error)}. Copy the folder again."
+        ) from error
     check_complete(what, loaded[1], optional)
     return loaded[0]
