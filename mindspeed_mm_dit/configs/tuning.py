@@ -17,12 +17,13 @@ from mindspeed_mm_dit.configs.limits import MAX_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS, Parameter, Parameters, Shape
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
-from mindspeed_mm_dit.framework.low_bit import QUANTIZED
 
 DOWN, UP = "lora_A", "lora_B"
 """Names of the two layers of an adapter, inside the layer that it adapts."""
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
 MAX_RANK = 4096
+BASE_DTYPES = ("nf4", "int8", "fp8", "bf16")
+"""Formats that the weights of a frozen base can be stored in (``framework/low_bit.py``)."""
 SETS = {"attention": "attn|attention", "mlp": r"(^|_)(mlp|ffn?|feed_forward)(_|$)", "all": ""}
 """Sets of layers in a network's blocks: a pattern for the first part of their names inside a block."""
 _PREFIX = "predictor."
@@ -291,7 +292,7 @@ class FineTuning:
         "store the weights of frozen linear layers in few bits: nf4 (4 bits), int8, fp8 (8) or bf16 (16); each is "
         "widened inside its products only",
         None,
-        choices=QUANTIZED,
+        choices=BASE_DTYPES,
         compared="setting",
     )
     freeze: tuple[str, ...] = flag(

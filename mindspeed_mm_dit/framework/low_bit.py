@@ -376,5 +376,3 @@ _QUANTIZE: dict[str, Callable[[np.ndarray], LowBitWeight]] = {
     "int8": _to_int8,
     "bf16": _to_bf16,
 }
-QUANTIZED = tuple(_QUANTIZE)
-"""Formats that a weight can be brought into here."""

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.tuning import Tuning
+from mindspeed_mm_dit.configs.tuning import BASE_DTYPES, Tuning
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.framework.low_bit import QUANTIZED, LowBitWeight, StoredArray, num_bytes, quantized
+from mindspeed_mm_dit.framework.low_bit import LowBitWeight, StoredArray, num_bytes, quantized
 from mindspeed_mm_dit.framework.pytorch import low_bit
 from mindspeed_mm_dit.framework.pytorch.low_bit import PackedWeight
 from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
@@ -86,7 +86,7 @@ def test_floats_are_rounded_as_pytorch_rounds(name, dtype):
     assert np.array_equal(stored.widened(), (torch.tensor(weights()) / scale).to(dtype).float().numpy() * scale)
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", BASE_DTYPES)
 @pytest.mark.parametrize("shape", [(48, 96), (777, 65), (1, 3)])
 def test_a_quantised_weight_stands_for_itself(name, shape):
     stored = quantized(weights(shape), name)
@@ -103,7 +103,7 @@ def test_the_error_of_a_format_is_the_known_one(name, error):
     assert error / 2 < distance < error
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", BASE_DTYPES)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_product_and_its_gradients_are_those_of_the_widened_weight(name, compiled):
     layer, bias = packed(weights(), name), torch.randn(48, requires_grad=True)
@@ -141,7 +141,7 @@ def test_parts_keep_their_dtypes_wherever_they_go():
     assert layer.state_dict() == {} and not list(layer.parameters())
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", BASE_DTYPES)
 @pytest.mark.parametrize("shape", [(1024, 128), (1000, 64), (777, 65)])
 def test_a_weight_that_is_widened_in_parts_is_the_same(monkeypatch, name, shape):
     monkeypatch.setattr(low_bit, "WIDENED_AT_ONCE", 256 * 64)
@@ -181,7 +181,7 @@ def test_a_file_with_fewer_bits_stays_as_it_is_and_another_is_quantised():
     assert packed(int8, "bf16").format == "int8" and packed(int8, "nf4").format == "nf4"
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", BASE_DTYPES)
 def test_a_network_on_a_base_of_few_bits_is_one_on_the_widened_base(name):
     low, wide = (
         with_tuning(load_model_config(ROOT / "examples/dit/model.json"), Tuning(("all",), 4, 8, base_dtype=base))
