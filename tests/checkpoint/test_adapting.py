@@ -100,29 +100,21 @@ def test_captions_of_another_text_encoder_are_embedded_anew(adapted_starter):
     assert all(values[name].tobytes() == weights[name].tobytes() for name in values if name not in how)
 
 
-@pytest.mark.parametrize(
-    ("classes", "names", "rows", "done"),
-    [
-        ("cat dog 2", "cat dog 2", [0, 1, 2, 3], ""),
-        (
-            "cat dog 2",
-            "bird dog cow cat fish",
-            [None, 1, None, 0, None, 3],
-            "2 of 5 classes kept, 3 of 5 classes randomly initialised, ",
-        ),
-        ("cat dog 2", "dog cat cow", [1, 0, None, 3], "2 of 3 classes kept, 1 of 3 classes randomly initialised, "),
-        (
-            "cat dog 2 cow",
-            "cow dog bird",
-            [None, 1, None, 3],
-            "1 of 3 classes kept, 2 of 3 classes randomly initialised, ",
-        ),
-        ("cat dog 2", "0 1 2", [0, 1, 2, 3], ""),  # one side has no names: as many classes are the same by number
-        ("", "a b c", [0, 1, 2, 3], ""),
-        ("0 2 1", "0 1 2", [0, 2, 1, 3], "3 of 3 classes kept, "),
-        ("", "cat dog", [None, None, 3], "2 of 2 classes randomly initialised, "),
-    ],
-)
+@pytest.mark.parametrize(("classes", "names", "rows", "done"), [
+    ("cat dog 2", "cat dog 2", [0, 1, 2, 3], ""),
+    (
+        "cat dog 2",
+        "bird dog cow cat fish",
+        [None, 1, None, 0, None, 3],
+        "2 of 5 classes kept, 3 of 5 classes randomly initialised, ",
+    ),
+    ("cat dog 2", "dog cat cow", [1, 0, None, 3], "2 of 3 classes kept, 1 of 3 classes randomly initialised, "),
+    ("cat dog 2 cow", "cow dog bird", [None, 1, None, 3], "1 of 3 classes kept, 2 of 3 classes randomly initialised, "),
+    ("cat dog 2", "0 1 2", [0, 1, 2, 3], ""),  # one side has no names: as many classes are the same by number
+    ("", "a b c", [0, 1, 2, 3], ""),
+    ("0 2 1", "0 1 2", [0, 2, 1, 3], "3 of 3 classes kept, "),
+    ("", "cat dog", [None, None, 3], "2 of 2 classes randomly initialised, "),
+])  # fmt: skip
 def test_classes_are_kept_by_name_wherever_they_stand(adapted_starter, classes, names, rows, done):
     facts, names = FACTS | {"classes": classes.split()} if classes else {}, names.split()
     values, how = adapted_starter(names, facts, num_classes=len(names))
@@ -231,20 +223,17 @@ def test_latents_of_another_autoencoder_are_embedded_anew(adapted_starter):
     np.testing.assert_array_equal(values[EMBEDDING], drawn[EMBEDDING])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"hidden_size": 32},
-            "hidden_size is 16 there and 32 here; tensors that cannot be adapted: pos_embed, x_embedder.",
-        ),
-        ({"num_layers": 1}, "num_layers is 2 there and 1 here; tensors that cannot be adapted: blocks.1."),
-        ({"num_layers": 3}, "num_layers is 2 there and 3 here; tensors that cannot be adapted: blocks.2."),
-        ({"num_heads": 4}, "num_heads is 2 there and 4 here"),
-        ({"mlp_ratio": 2.0}, "mlp_ratio is 4.0 there and 2.0 here"),
-        ({"rope": True}, "does not fit this model: rope is False there and True here\n"),  # (which no tensor shows)
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (
+        {"hidden_size": 32},
+        "hidden_size is 16 there and 32 here; tensors that cannot be adapted: pos_embed, x_embedder.",
+    ),
+    ({"num_layers": 1}, "num_layers is 2 there and 1 here; tensors that cannot be adapted: blocks.1."),
+    ({"num_layers": 3}, "num_layers is 2 there and 3 here; tensors that cannot be adapted: blocks.2."),
+    ({"num_heads": 4}, "num_heads is 2 there and 4 here"),
+    ({"mlp_ratio": 2.0}, "mlp_ratio is 4.0 there and 2.0 here"),
+    ({"rope": True}, "does not fit this model: rope is False there and True here\n"),  # (which no tensor shows)
+])  # fmt: skip
 def test_other_width_depth_or_heads_are_refused(adapted_starter, settings, message):
     with pytest.raises(CheckpointError) as caught:
         adapted_starter(**settings)

@@ -78,22 +78,19 @@ def test_autoencoder_survives_every_format(tmp_path):
         source = target
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "options", "error", "words"),
-    [
-        ("vae.pt", "b", {"to": "diffusers"}, ConfigError, "--model: is needed: .* 32 does not divide the widths 8, 16"),
-        ("vae.pt", "b", {"to": "diffusers", "description": {"norm_num_groups": 4}}, ConfigError, "--model: is neither"),
-        ("dit.pt", "b", {"to": "diffusers"}, ConfigError, "--model: is needed"),  # (for the number of heads)
-        ("dit.pt", "b", {"to": "peft"}, ConfigError, "--to = peft: is a form of adapters"),
-        ("dit.pt", "b", {}, ConfigError, "--to diffusers|pytorch|mindspore|"),
-        ("dit.pt", "a.pt", {"to": "ckpt"}, ConfigError, r"end it in \.ckpt"),
-        ("dit.pt", "a.pt", {"to": "mindspore"}, ConfigError, "give a folder"),
-        ("dit.pt", "a", {"to": "onnx"}, ConfigError, "unknown format"),
-        ("a.gguf", "b.pt", {}, CheckpointError, "no format known here"),
-        ("none", "b.pt", {}, CheckpointError, "no such file or folder"),
-        ("w.pt", "b.ckpt", {}, CheckpointError, "neither a known predictor nor an AutoencoderKL; its tensors are: w"),
-    ],
-)
+@pytest.mark.parametrize(("source", "target", "options", "error", "words"), [
+    ("vae.pt", "b", {"to": "diffusers"}, ConfigError, "--model: is needed: .* 32 does not divide the widths 8, 16"),
+    ("vae.pt", "b", {"to": "diffusers", "description": {"norm_num_groups": 4}}, ConfigError, "--model: is neither"),
+    ("dit.pt", "b", {"to": "diffusers"}, ConfigError, "--model: is needed"),  # (for the number of heads)
+    ("dit.pt", "b", {"to": "peft"}, ConfigError, "--to = peft: is a form of adapters"),
+    ("dit.pt", "b", {}, ConfigError, "--to diffusers|pytorch|mindspore|"),
+    ("dit.pt", "a.pt", {"to": "ckpt"}, ConfigError, r"end it in \.ckpt"),
+    ("dit.pt", "a.pt", {"to": "mindspore"}, ConfigError, "give a folder"),
+    ("dit.pt", "a", {"to": "onnx"}, ConfigError, "unknown format"),
+    ("a.gguf", "b.pt", {}, CheckpointError, "no format known here"),
+    ("none", "b.pt", {}, CheckpointError, "no such file or folder"),
+    ("w.pt", "b.ckpt", {}, CheckpointError, "neither a known predictor nor an AutoencoderKL; its tensors are: w"),
+])  # fmt: skip
 def test_unclear_source_or_target_is_refused(tmp_path, source, target, options, error, words):
     write_torch_file(tmp_path / "vae.pt", random_arrays(vae_shapes(TINY_VAE), 0))
     write_torch_file(tmp_path / "dit.pt", dit_arrays())
@@ -186,23 +183,20 @@ def test_the_published_training_file_becomes_a_run_and_a_bare_file(tmp_path):
     assert_same(read_weights(tmp_path / "a.ckpt"), published["model"])
 
 
-@pytest.mark.parametrize(
-    ("form", "change", "message"),
-    [
-        ("pt", lambda a: a.pop("blocks.1.mlp.fc1.bias"), r"blocks\.1\.mlp\.fc1\.bias is missing"),
-        ("pt", lambda a: a.update(extra=np.zeros(2)), "extra is not in this model"),
-        ("pt", lambda a: a.update({"blocks.0.attn.qkv.bias": np.zeros(2)}), r"qkv\.bias is \(2,\), .*\(48,\)"),
-        ("pt", lambda a: a.pop("pos_embed"), "pos_embed is missing"),
-        ("diffusers", lambda a: a.pop("proj_out_1.bias"), r"proj_out_1\.bias is missing"),
-        ("diffusers", lambda a: a.update({"proj_out_2.bias": np.zeros(2)}), r"proj_out_2\.bias is \(2,\)"),
-        ("diffusers", lambda a: a.update(extra=np.zeros(2)), "extra is not in this model"),
-        (
-            "diffusers",
-            lambda a: a.update({k: a[k] + 1 for k in a if "blocks.1.norm1.emb.class" in k}),
-            "differs from block",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("form", "change", "message"), [
+    ("pt", lambda a: a.pop("blocks.1.mlp.fc1.bias"), r"blocks\.1\.mlp\.fc1\.bias is missing"),
+    ("pt", lambda a: a.update(extra=np.zeros(2)), "extra is not in this model"),
+    ("pt", lambda a: a.update({"blocks.0.attn.qkv.bias": np.zeros(2)}), r"qkv\.bias is \(2,\), .*\(48,\)"),
+    ("pt", lambda a: a.pop("pos_embed"), "pos_embed is missing"),
+    ("diffusers", lambda a: a.pop("proj_out_1.bias"), r"proj_out_1\.bias is missing"),
+    ("diffusers", lambda a: a.update({"proj_out_2.bias": np.zeros(2)}), r"proj_out_2\.bias is \(2,\)"),
+    ("diffusers", lambda a: a.update(extra=np.zeros(2)), "extra is not in this model"),
+    (
+        "diffusers",
+        lambda a: a.update({k: a[k] + 1 for k in a if "blocks.1.norm1.emb.class" in k}),
+        "differs from block",
+    ),
+])  # fmt: skip
 def test_missing_unknown_and_misshapen_tensors_are_refused(tmp_path, form, change, message):
     source = write(tmp_path, form, State({"model": dit_arrays()}, FACTS))
     if form == "pt":

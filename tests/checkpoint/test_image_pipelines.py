@@ -157,15 +157,12 @@ def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name,
     np.testing.assert_allclose(adapted, their_picture(pipeline, config, theirs, predictor), atol=1.01 / 255)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"diffusion": {"path": "gvp"}}, "diffusion.sample_schedule = null"),
-        ({"diffusion": {"shift_base": 4096}}, "diffusion.shift_base = 4096"),
-        ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
-        ({"text_encoder": {"model_id": "words"}}, "text_encoder: words"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"diffusion": {"path": "gvp"}}, "diffusion.sample_schedule = null"),
+    ({"diffusion": {"shift_base": 4096}}, "diffusion.shift_base = 4096"),
+    ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
+    ({"text_encoder": {"model_id": "words"}}, "text_encoder: words"),
+])  # fmt: skip
 def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp_path, capsys):
     parts = {
         "ae": {"model_id": "autoencoder_kl", "from_pretrained": "vae", "latent_channels": 3},

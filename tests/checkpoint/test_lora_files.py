@@ -116,14 +116,11 @@ def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
     assert joined(split_adapter(dense, 3)).up.tobytes() == dense.up.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("source", "form", "file"),
-    [
-        ("wan_lora_ffn", "diffusers", "pytorch_lora_weights.safetensors"),
-        ("kohya.safetensors", "kohya", ""),
-        ("native.safetensors", "native", ""),
-    ],
-)
+@pytest.mark.parametrize(("source", "form", "file"), [
+    ("wan_lora_ffn", "diffusers", "pytorch_lora_weights.safetensors"),
+    ("kohya.safetensors", "kohya", ""),
+    ("native.safetensors", "native", ""),
+])  # fmt: skip
 def test_files_of_other_programs_are_written_as_they_were(tmp_path, source, form, file):
     path, notes = written(form, tmp_path, lora_files.read(FOLDER / source), parameters_of(WAN).shapes())
     wanted, found = (read_safetensors_file(place / file)[0] for place in (FOLDER / source, path))
@@ -135,34 +132,27 @@ DOWN_UP = ("lora_down.weight", "lora_up.weight")
 WAN_Q = ["blocks.1.attn1.to_q"]
 
 
-@pytest.mark.parametrize(
-    ("name", "suffixes", "wanted"),
-    [
-        ("blocks.1.self_attn.proj_q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # MindSpeed-MM
-        ("blocks.1.self_attn.q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # DiffSynth
-        ("diffusion_model.blocks.1.self_attn.q", DOWN_UP, WAN_Q),
-        ("transformer.blocks.1.attn1.to_q", ("lora.down.weight", "lora.up.weight"), WAN_Q),
-        ("lora_unet_blocks_1_self_attn_q", DOWN_UP, WAN_Q),
-        ("base_model.model.blocks.1.attn1.to_q", ("lora_A.weight", "lora_B.weight"), WAN_Q),
-        ("lora_transformer_blocks_1_attn1_to_q", ("lora_down", "lora_up"), WAN_Q),
-        ("transformer.single_transformer_blocks.1.attn.to_q", DOWN_UP, ["single_transformer_blocks.1.attn.to_q"]),
-        ("lora_transformer_transformer_blocks_1_attn_to_add_out", DOWN_UP, ["transformer_blocks.1.attn.to_add_out"]),
-        ("lycoris_transformer_blocks_0_ff_context_net_2", DOWN_UP, ["transformer_blocks.0.ff_context.net.2"]),
-        ("lora_unet_joint_blocks_0_x_block_attn2_qkv", DOWN_UP, [f"transformer_blocks.0.attn2.to_{x}" for x in "qkv"]),
-        (
-            "diffusion_model.double_blocks.1.txt_attn.qkv",
-            DOWN_UP,
-            [f"transformer_blocks.1.attn.add_{x}_proj" for x in "qkv"],
-        ),
-        ("diffusion_model.layers.1.attention.to_q", DOWN_UP, ["layers.1.attention.to_q"]),
-        (
-            "lora_unet_context_refiner_0_attention_out",
-            DOWN_UP,
-            ["context_refiner.0.attention.to_out.0"],
-        ),  # musubi-tuner
-        ("lora_unet_transformer_blocks_1_img_mod_1", DOWN_UP, ["transformer_blocks.1.img_mod.1"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "suffixes", "wanted"), [
+    ("blocks.1.self_attn.proj_q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # MindSpeed-MM
+    ("blocks.1.self_attn.q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # DiffSynth
+    ("diffusion_model.blocks.1.self_attn.q", DOWN_UP, WAN_Q),
+    ("transformer.blocks.1.attn1.to_q", ("lora.down.weight", "lora.up.weight"), WAN_Q),
+    ("lora_unet_blocks_1_self_attn_q", DOWN_UP, WAN_Q),
+    ("base_model.model.blocks.1.attn1.to_q", ("lora_A.weight", "lora_B.weight"), WAN_Q),
+    ("lora_transformer_blocks_1_attn1_to_q", ("lora_down", "lora_up"), WAN_Q),
+    ("transformer.single_transformer_blocks.1.attn.to_q", DOWN_UP, ["single_transformer_blocks.1.attn.to_q"]),
+    ("lora_transformer_transformer_blocks_1_attn_to_add_out", DOWN_UP, ["transformer_blocks.1.attn.to_add_out"]),
+    ("lycoris_transformer_blocks_0_ff_context_net_2", DOWN_UP, ["transformer_blocks.0.ff_context.net.2"]),
+    ("lora_unet_joint_blocks_0_x_block_attn2_qkv", DOWN_UP, [f"transformer_blocks.0.attn2.to_{x}" for x in "qkv"]),
+    (
+        "diffusion_model.double_blocks.1.txt_attn.qkv",
+        DOWN_UP,
+        [f"transformer_blocks.1.attn.add_{x}_proj" for x in "qkv"],
+    ),
+    ("diffusion_model.layers.1.attention.to_q", DOWN_UP, ["layers.1.attention.to_q"]),
+    ("lora_unet_context_refiner_0_attention_out", DOWN_UP, ["context_refiner.0.attention.to_out.0"]),  # musubi-tuner
+    ("lora_unet_transformer_blocks_1_img_mod_1", DOWN_UP, ["transformer_blocks.1.img_mod.1"]),
+])  # fmt: skip
 def test_names_of_other_programs_are_known_without_the_base(name, suffixes, wanted, tmp_path):
     matrices = (np.ones((2, 64), np.float32), np.ones((64 * len(wanted), 2), np.float32))
     arrays = {f"{name}.{suffix}": matrix for suffix, matrix in zip(suffixes, matrices)}
@@ -232,28 +222,25 @@ def test_alpha_and_rank_of_single_layers_are_peft_s_patterns(tmp_path):
     assert lora_files.read(tmp_path / "peft").layers["blocks.0.attn.proj"].scale == pytest.approx(2 / 4**0.5)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4': changes"),
-        ({"init_lora_weights": "loftq"}, "init_lora_weights = 'loftq': changes"),
-        ({"use_dora": True}, "use_dora = True: changes"),
-        ({"modules_to_save": ["proj_out"]}, r"modules_to_save = \['proj_out'\]: changes"),
-        ({"use_xora": 0.5}, "use_xora = 0.5: changes"),  # of tomorrow
-        ({"peft_type": "LOHA"}, "peft_type = 'LOHA': changes"),
-        ({"layers_to_transform": [0]}, r"layers_to_transform = \[0\]: changes"),
-        ({"r": 3}, "r = 3: the matrices of transformer_blocks.0.attn1.to_k have rank 4"),
-        ({"rank_pattern": {"to_v": 8}}, "r = 8: the matrices of transformer_blocks.0.attn1.to_v have rank 4"),
-        ({"target_modules": ["to_q"]}, "target_modules: does not name transformer_blocks.0.attn1.to_k"),
-        ({"exclude_modules": r".*to_k"}, "exclude_modules: names transformer_blocks.0.attn1.to_k"),
-        ({"lora_alpha": "8"}, "lora_alpha = '8'"),
-        ({"lora_alpha": 10**400}, "lora_alpha = about"),
-        ({"alpha_pattern": {"to_k": [8]}}, r"alpha_pattern = \[8\]"),
-        ({"alpha_pattern": {"to_k(": 8}}, r"alpha_pattern: 'to_k\(': is no regular expression"),
-        ({"alpha_pattern": {"(a|t|o|_)*!": 8}}, "alpha_pattern: .*: could take for ever"),
-        ({"alpha_pattern": {".*.*.*.*!": 8}}, "alpha_pattern: .*: could take for ever"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4': changes"),
+    ({"init_lora_weights": "loftq"}, "init_lora_weights = 'loftq': changes"),
+    ({"use_dora": True}, "use_dora = True: changes"),
+    ({"modules_to_save": ["proj_out"]}, r"modules_to_save = \['proj_out'\]: changes"),
+    ({"use_xora": 0.5}, "use_xora = 0.5: changes"),  # of tomorrow
+    ({"peft_type": "LOHA"}, "peft_type = 'LOHA': changes"),
+    ({"layers_to_transform": [0]}, r"layers_to_transform = \[0\]: changes"),
+    ({"r": 3}, "r = 3: the matrices of transformer_blocks.0.attn1.to_k have rank 4"),
+    ({"rank_pattern": {"to_v": 8}}, "r = 8: the matrices of transformer_blocks.0.attn1.to_v have rank 4"),
+    ({"target_modules": ["to_q"]}, "target_modules: does not name transformer_blocks.0.attn1.to_k"),
+    ({"exclude_modules": r".*to_k"}, "exclude_modules: names transformer_blocks.0.attn1.to_k"),
+    ({"lora_alpha": "8"}, "lora_alpha = '8'"),
+    ({"lora_alpha": 10**400}, "lora_alpha = about"),
+    ({"alpha_pattern": {"to_k": [8]}}, r"alpha_pattern = \[8\]"),
+    ({"alpha_pattern": {"to_k(": 8}}, r"alpha_pattern: 'to_k\(': is no regular expression"),
+    ({"alpha_pattern": {"(a|t|o|_)*!": 8}}, "alpha_pattern: .*: could take for ever"),
+    ({"alpha_pattern": {".*.*.*.*!": 8}}, "alpha_pattern: .*: could take for ever"),
+])  # fmt: skip
 def test_peft_setting_of_another_meaning_is_refused(change, words, tmp_path):
     shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft")
     file = tmp_path / "peft/adapter_config.json"
@@ -292,22 +279,19 @@ def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "words"),
-    [
-        ("blocks.0.attn1.to_q.lora_magnitude_vector", np.ones(64, np.float32), "is part of DoRA"),
-        ("blocks.0.attn1.to_q.dora_scale", np.ones((64, 1), np.float32), "is part of DoRA"),
-        ("blocks.0.attn1.to_q.lokr_w1", np.ones((4, 4), np.float32), "is part of LoKr"),
-        ("blocks.0.attn1.to_q.hada_w1_a", np.ones((4, 4), np.float32), "is part of LoHa"),
-        ("blocks.0.attn1.norm_q.diff", np.ones(64, np.float32), "is no part of a LoRA"),
-        ("blocks.0.attn1.to_q.lora_A.weight", None, "lacks one of its two matrices"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.ones((3, 64), np.float32), "the ranks differ"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.full((4, 64), np.nan, np.float32), "to_q.*not finite"),
-        ("blocks.0.attn1.to_q.lora_B.weight", np.full((64, 4), -np.inf, np.float32), "to_q.*not finite"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), bool), "to_q.*bool"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), np.int64), "to_q.*int64"),
-    ],
-)
+@pytest.mark.parametrize(("name", "array", "words"), [
+    ("blocks.0.attn1.to_q.lora_magnitude_vector", np.ones(64, np.float32), "is part of DoRA"),
+    ("blocks.0.attn1.to_q.dora_scale", np.ones((64, 1), np.float32), "is part of DoRA"),
+    ("blocks.0.attn1.to_q.lokr_w1", np.ones((4, 4), np.float32), "is part of LoKr"),
+    ("blocks.0.attn1.to_q.hada_w1_a", np.ones((4, 4), np.float32), "is part of LoHa"),
+    ("blocks.0.attn1.norm_q.diff", np.ones(64, np.float32), "is no part of a LoRA"),
+    ("blocks.0.attn1.to_q.lora_A.weight", None, "lacks one of its two matrices"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.ones((3, 64), np.float32), "the ranks differ"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.full((4, 64), np.nan, np.float32), "to_q.*not finite"),
+    ("blocks.0.attn1.to_q.lora_B.weight", np.full((64, 4), -np.inf, np.float32), "to_q.*not finite"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), bool), "to_q.*bool"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), np.int64), "to_q.*int64"),
+])  # fmt: skip
 def test_what_is_no_lora_of_this_network_is_refused(name, array, words, tmp_path):
     arrays = read_safetensors_file(FOLDER / "wan_adapter/pytorch_lora_weights.safetensors")[0] | {name: array}
     write_arrays(tmp_path / "x.safetensors", {name: array for name, array in arrays.items() if array is not None}, {})
@@ -461,18 +445,15 @@ def test_convert_merges_adapters_one_after_the_other(tmp_path):
     np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("{lora} x.safetensors", "--to: is needed"),
-        ("{lora} x.safetensors --to khoya", "'kohya'"),
-        ("{lora} x.safetensors --to peft", "name a folder"),
-        ("{lora} x --to native", "end it in .safetensors"),
-        ("{lora} x --to peft --merge-lora {lora}", "SOURCE holds adapters itself"),
-        ("{wan} x.safetensors --merge-lora nothing.safetensors", "there is no such file"),
-        ("{wan} x.safetensors --merge-lora {lora}:2000", "its strength must lie between"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("{lora} x.safetensors", "--to: is needed"),
+    ("{lora} x.safetensors --to khoya", "'kohya'"),
+    ("{lora} x.safetensors --to peft", "name a folder"),
+    ("{lora} x --to native", "end it in .safetensors"),
+    ("{lora} x --to peft --merge-lora {lora}", "SOURCE holds adapters itself"),
+    ("{wan} x.safetensors --merge-lora nothing.safetensors", "there is no such file"),
+    ("{wan} x.safetensors --merge-lora {lora}:2000", "its strength must lie between"),
+])  # fmt: skip
 def test_impossible_conversions_are_refused(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = arguments.format(lora=FOLDER / "wan_lora", wan=GOLDEN / "wan_tiny.pt").split()

@@ -21,15 +21,12 @@ def by_name(owners: tuple[str, ...] = PARAMETERS) -> list[str]:
     return names + [f"optimizer.param_groups.{group}.step" for group in (0, 1)]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "owners", "steps"),
-    [
-        (stored(2), "0 2 1 3", "param_groups.0 param_groups.1 param_groups.0 param_groups.1"),  # weights, then biases
-        (stored(1), "0 1 2 3", "param_groups.0 " * 4),
-        (stored(2, own_step=True), "0 2 1 3", "state.0 state.2 state.1 state.3"),
-        (by_name(), " ".join(f"predictor.{name}" for name in PARAMETERS), "param_groups.0 param_groups.1 " * 2),
-    ],
-)
+@pytest.mark.parametrize(("theirs", "owners", "steps"), [
+    (stored(2), "0 2 1 3", "param_groups.0 param_groups.1 param_groups.0 param_groups.1"),  # weights, then biases
+    (stored(1), "0 1 2 3", "param_groups.0 " * 4),
+    (stored(2, own_step=True), "0 2 1 3", "state.0 state.2 state.1 state.3"),
+    (by_name(), " ".join(f"predictor.{name}" for name in PARAMETERS), "param_groups.0 param_groups.1 " * 2),
+])  # fmt: skip
 def test_moments_and_steps_are_found_under_the_names_of_the_host(theirs, owners, steps) -> None:
     names = mindspeed_mm.stored_names(OURS, theirs)
     for name, owner, step in zip(PARAMETERS, owners.split(), steps.split(), strict=True):
@@ -42,14 +39,11 @@ def test_both_forms_are_theirs_and_ours_is_not() -> None:
     assert not mindspeed_mm.is_mindspeed_mm(OURS)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "words"),
-    [
-        (OURS[:-2], stored(groups=2), "has 4 parameters, this model trains 3"),
-        (OURS, by_name(("a.weight", "a.bias", "b.weight", "c.bias")), r"no moments of b\.bias"),
-        (OURS, by_name(PARAMETERS[:3]), "has 3 parameters, this model trains 4"),
-    ],
-)
+@pytest.mark.parametrize(("ours", "theirs", "words"), [
+    (OURS[:-2], stored(groups=2), "has 4 parameters, this model trains 3"),
+    (OURS, by_name(("a.weight", "a.bias", "b.weight", "c.bias")), r"no moments of b\.bias"),
+    (OURS, by_name(PARAMETERS[:3]), "has 3 parameters, this model trains 4"),
+])  # fmt: skip
 def test_moments_of_other_parameters_are_refused(ours, theirs, words) -> None:
     with pytest.raises(CheckpointError, match=words):
         mindspeed_mm.stored_names(ours, theirs)

@@ -118,13 +118,10 @@ def test_diffusers_draws_from_it_what_is_drawn_here(source, tmp_path, framework,
 
 @needs_diffusers
 @pytest.mark.pytorch
-@pytest.mark.parametrize(
-    ("diffusion", "num_classes"),
-    [
-        ({"noise_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"}, 1000),
-        ({"num_train_timesteps": 500, "prediction_type": "sample"}, 2),  # the null class fills the table
-    ],
-)
+@pytest.mark.parametrize(("diffusion", "num_classes"), [
+    ({"noise_schedule": "squaredcos_cap_v2", "prediction_type": "v_prediction"}, 1000),
+    ({"num_train_timesteps": 500, "prediction_type": "sample"}, 2),  # the null class fills the table
+])  # fmt: skip
 def test_pipeline_of_other_objectives_and_classes_draws_the_same(
     model, tmp_path, framework, monkeypatch, diffusion, num_classes
 ):
@@ -156,17 +153,14 @@ def test_it_is_read_back_to_rounding(source, model, tmp_path):
 KL = {"model_id": "autoencoder_kl", "from_pretrained": "not read", "latent_channels": 3}
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"predictor": {"num_classes": 1001}}, "DiTPipeline always takes class 1000"),
-        ({"predictor": {"class_dropout_prob": 0.0}}, "up to 1000 classes with an unconditional class"),
-        ({"diffusion": {"model_id": "flow_matching"}}, "'flow_matching'"),
-        ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
-        ({"ae": KL | {"shift_factor": 0.1}}, "ae.shift_factor = 0.1"),
-        ({"ae": KL | {"latents_std": [1.0, 2.0, 1.0]}}, "ae.latents_mean, latents_std"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"predictor": {"num_classes": 1001}}, "DiTPipeline always takes class 1000"),
+    ({"predictor": {"class_dropout_prob": 0.0}}, "up to 1000 classes with an unconditional class"),
+    ({"diffusion": {"model_id": "flow_matching"}}, "'flow_matching'"),
+    ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
+    ({"ae": KL | {"shift_factor": 0.1}}, "ae.shift_factor = 0.1"),
+    ({"ae": KL | {"latents_std": [1.0, 2.0, 1.0]}}, "ae.latents_mean, latents_std"),
+])  # fmt: skip
 def test_model_that_diffusers_would_draw_otherwise_is_refused(model, tmp_path, changes, message):
     predictor = model["predictor"] | changes.get("predictor", {}) | ({"in_channels": 3} if "ae" in changes else {})
     model = model | changes | {"predictor": predictor}

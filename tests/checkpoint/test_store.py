@@ -46,15 +46,12 @@ def test_checkpoint_is_invisible_until_it_is_complete(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["iter_0000010", "iter_0000020"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "written", "kept"),
-    [
-        ({}, [1, 2, 3, 4], [3, 4]),
-        ({"keep_last": 2}, [1, 2, 3, 4], [3, 4]),
-        ({"keep_last": 2}, [30, 40, 5, 10, 15], [10, 15, 30, 40]),  # a run that was resumed from the start
-        ({"keep_last": 1, "retain_interval": 20}, [10, 20, 30, 40, 45, 50], [20, 40, 50]),
-    ],
-)
+@pytest.mark.parametrize(("flags", "written", "kept"), [
+    ({}, [1, 2, 3, 4], [3, 4]),
+    ({"keep_last": 2}, [1, 2, 3, 4], [3, 4]),
+    ({"keep_last": 2}, [30, 40, 5, 10, 15], [10, 15, 30, 40]),  # a run that was resumed from the start
+    ({"keep_last": 1, "retain_interval": 20}, [10, 20, 30, 40, 45, 50], [20, 40, 50]),
+])  # fmt: skip
 def test_last_checkpoints_are_kept(tmp_path, flags, written, kept):
     store = CheckpointStore(tmp_path, **flags)
     for iteration in written:

@@ -37,20 +37,17 @@ def test_batches_default_to_one_micro_batch_on_every_rank():
         parse("", 1, without)
 
 
-@pytest.mark.parametrize(
-    ("flags", "world_size", "message"),
-    [
-        ("--global-batch-size 12", 2, "micro-batch-size(4) * ranks(2) = 8"),
-        ("--lr-warmup-itres 3", 1, "'--lr-warmup-iters'"),
-        ("--min-lr 1", 1, "--min-lr"),
-        ("--lr-warmup-iters 10", 1, "below 10, raise --train-iters"),
-        ("--lr-warmup-iters 10 --lr-decay-iters 5", 1, "below 5, raise --lr-decay-iters"),
-        ("--report-cfg-scale nan", 1, "must be a number, not 'nan'"),
-        ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size"),
-        ("--context-parallel-size 2", 1, "--context-parallel-size = 2: does not divide the 1 ranks"),
-        ("--power-ema-stds 0.05 0.05", 1, "--power-ema-stds = 0.05 0.05"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "world_size", "message"), [
+    ("--global-batch-size 12", 2, "micro-batch-size(4) * ranks(2) = 8"),
+    ("--lr-warmup-itres 3", 1, "'--lr-warmup-iters'"),
+    ("--min-lr 1", 1, "--min-lr"),
+    ("--lr-warmup-iters 10", 1, "below 10, raise --train-iters"),
+    ("--lr-warmup-iters 10 --lr-decay-iters 5", 1, "below 5, raise --lr-decay-iters"),
+    ("--report-cfg-scale nan", 1, "must be a number, not 'nan'"),
+    ("--tensor-model-parallel-size 2", 1, "--tensor-model-parallel-size"),
+    ("--context-parallel-size 2", 1, "--context-parallel-size = 2: does not divide the 1 ranks"),
+    ("--power-ema-stds 0.05 0.05", 1, "--power-ema-stds = 0.05 0.05"),
+])  # fmt: skip
 def test_wrong_flag_is_refused(flags, world_size, message):
     with pytest.raises(ConfigError) as caught:
         parse(flags, world_size)
@@ -76,19 +73,16 @@ def test_flag_of_another_trainer_is_translated(word, meant):
     assert re.search(rf"Did you mean [^?]*\b{meant}\b", caught.value.cure)
 
 
-@pytest.mark.parametrize(
-    ("command", "word", "meant"),
-    [
-        ("sample", "num_inference_steps", "--steps"),
-        ("sample", "guidance_scale", "--cfg-scale"),
-        ("sample", "height", "--size"),
-        ("sample", "output_dir", "--output"),
-        ("init", "resolution", "--image-size"),
-        ("evaluate", "num-samples", "--num"),
-        ("plan", "devices", "--world-size"),
-        ("plan", "rank", "--lora-r"),
-    ],
-)
+@pytest.mark.parametrize(("command", "word", "meant"), [
+    ("sample", "num_inference_steps", "--steps"),
+    ("sample", "guidance_scale", "--cfg-scale"),
+    ("sample", "height", "--size"),
+    ("sample", "output_dir", "--output"),
+    ("init", "resolution", "--image-size"),
+    ("evaluate", "num-samples", "--num"),
+    ("plan", "devices", "--world-size"),
+    ("plan", "rank", "--lora-r"),
+])  # fmt: skip
 def test_synonym_is_a_flag_of_its_own_command(command, word, meant):
     assert f"{meant!r}" in synonym(f"--{word}", command_parser(command)._option_string_actions)
 
@@ -124,15 +118,12 @@ def test_every_target_of_a_synonym_exists():
         assert all(name in train.DESCRIPTION for name in variables)
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"source": "mnist"}, "is not a built-in data set"),
-        ({"image_size": 0}, "dataset_param.image_size = 0"),
-        ({"valid_fraction": float("nan")}, "valid_fraction = nan"),
-        ({"valid_fraction": 1}, "valid_fraction"),
-    ],
-)
+@pytest.mark.parametrize(("section", "message"), [
+    ({"source": "mnist"}, "is not a built-in data set"),
+    ({"image_size": 0}, "dataset_param.image_size = 0"),
+    ({"valid_fraction": float("nan")}, "valid_fraction = nan"),
+    ({"valid_fraction": 1}, "valid_fraction"),
+])  # fmt: skip
 def test_wrong_setting_of_data_json_is_refused(tmp_path, section, message):
     content = {"dataset_param": {"data_folder": "d", "image_size": 8, **section}}
     (tmp_path / "data.json").write_text(json.dumps(content))

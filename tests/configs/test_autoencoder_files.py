@@ -48,25 +48,22 @@ def test_statistics_of_the_channels_are_read_and_must_not_be_contradicted(read):
         read(told, in_channels=4, latents_std=[1.0, 2.0, 3.0, 5.0])
 
 
-@pytest.mark.parametrize(
-    ("config", "section", "message"),
-    [
-        (THREE_LEVELS, {"downsample_factor": 8}, "ae.downsample_factor = 8: contradicts"),
-        (THREE_LEVELS, {"latent_channels": 4}, "config.json makes it 16"),
-        (THREE_LEVELS, {"scaling_factor": 0.18215}, "ae.scaling_factor = 0.18215: contradicts"),
-        (THREE_LEVELS, {"scaling_factor": "x"}, "ae.scaling_factor = 'x': contradicts"),
-        (THREE_LEVELS, {"from_pretrained": ""}, "ae.from_pretrained = ''"),
-        (THREE_LEVELS, {"from_pretrained": "a" * 300}, "ae.from_pretrained"),
-        (THREE_LEVELS, {"dtype": None}, "dtype = None"),
-        ({"shift_factor": "much"}, {}, "config.json: shift_factor = 'much'"),
-        ({"block_out_channels": "wide"}, {}, "config.json: block_out_channels = 'wide'"),
-        ({"latent_channels": 10**30}, {}, "must have a magnitude of at most"),
-        ({"latents_mean": [0.0, 1.0]}, {}, "ae.latents_mean: has 2 numbers, but a latent has 4 channels"),
-        ({"latents_std": [1.0, 0.0, 1.0, 1.0]}, {}, "ae.latents_std = [1.0, 0.0, 1.0, 1.0]"),
-        ({"latents_mean": [1.0] * 4, "shift_factor": 0.5}, {}, "ae.latents_mean, shift_factor"),
-        ([], {}, "expected a JSON object"),
-    ],
-)
+@pytest.mark.parametrize(("config", "section", "message"), [
+    (THREE_LEVELS, {"downsample_factor": 8}, "ae.downsample_factor = 8: contradicts"),
+    (THREE_LEVELS, {"latent_channels": 4}, "config.json makes it 16"),
+    (THREE_LEVELS, {"scaling_factor": 0.18215}, "ae.scaling_factor = 0.18215: contradicts"),
+    (THREE_LEVELS, {"scaling_factor": "x"}, "ae.scaling_factor = 'x': contradicts"),
+    (THREE_LEVELS, {"from_pretrained": ""}, "ae.from_pretrained = ''"),
+    (THREE_LEVELS, {"from_pretrained": "a" * 300}, "ae.from_pretrained"),
+    (THREE_LEVELS, {"dtype": None}, "dtype = None"),
+    ({"shift_factor": "much"}, {}, "config.json: shift_factor = 'much'"),
+    ({"block_out_channels": "wide"}, {}, "config.json: block_out_channels = 'wide'"),
+    ({"latent_channels": 10**30}, {}, "must have a magnitude of at most"),
+    ({"latents_mean": [0.0, 1.0]}, {}, "ae.latents_mean: has 2 numbers, but a latent has 4 channels"),
+    ({"latents_std": [1.0, 0.0, 1.0, 1.0]}, {}, "ae.latents_std = [1.0, 0.0, 1.0, 1.0]"),
+    ({"latents_mean": [1.0] * 4, "shift_factor": 0.5}, {}, "ae.latents_mean, shift_factor"),
+    ([], {}, "expected a JSON object"),
+])  # fmt: skip
 def test_contradiction_or_unusable_config_json_is_refused(read, config, section, message):
     with pytest.raises(UserError) as caught:
         read(config, **section)

@@ -36,14 +36,11 @@ def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monke
         read(path)
 
 
-@pytest.mark.parametrize(
-    ("path", "command"),
-    [
-        ("weights/FLUX.1-dev/vae", "mm-dit get FLUX.1-dev fetches it"),
-        ("/disk/Qwen-Image/transformer/", "mm-dit get Qwen-Image fetches it"),
-        ("weights/sd-vae-ft-ema", "mm-dit get sd-vae-ft-ema fetches it"),
-        ("weights/mine/vae", ""),
-    ],
-)
+@pytest.mark.parametrize(("path", "command"), [
+    ("weights/FLUX.1-dev/vae", "mm-dit get FLUX.1-dev fetches it"),
+    ("/disk/Qwen-Image/transformer/", "mm-dit get Qwen-Image fetches it"),
+    ("weights/sd-vae-ft-ema", "mm-dit get sd-vae-ft-ema fetches it"),
+    ("weights/mine/vae", ""),
+])  # fmt: skip
 def test_missing_published_weights_name_their_command(path, command):
     assert fetch_command(path) == command

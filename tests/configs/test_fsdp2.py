@@ -7,17 +7,14 @@ NAMES = ["predictor", "predictor.blocks", *[f"predictor.blocks.{i}" for i in ran
          "predictor.blocks.1.attn", "predictor.final_layer", "predictor.blocks.10"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("paths", "found"),
-    [
-        (["predictor.final_layer"], ["final_layer"]),
-        (["predictor.blocks.{*}"], [f"blocks.{i}" for i in (0, 1, 2, 3, 10)]),
-        (["predictor.blocks.{0-2}"], [f"blocks.{i}" for i in (0, 1, 2)]),
-        (["predictor.blocks.{0-1,3,10}"], [f"blocks.{i}" for i in (0, 1, 3, 10)]),
-        (["predictor.blocks.{0,1}.attn"], ["blocks.0.attn", "blocks.1.attn"]),
-        (["predictor.blocks.{0-1}", "predictor.blocks.{1-2}"], [f"blocks.{i}" for i in (0, 1, 2)]),
-    ],
-)
+@pytest.mark.parametrize(("paths", "found"), [
+    (["predictor.final_layer"], ["final_layer"]),
+    (["predictor.blocks.{*}"], [f"blocks.{i}" for i in (0, 1, 2, 3, 10)]),
+    (["predictor.blocks.{0-2}"], [f"blocks.{i}" for i in (0, 1, 2)]),
+    (["predictor.blocks.{0-1,3,10}"], [f"blocks.{i}" for i in (0, 1, 3, 10)]),
+    (["predictor.blocks.{0,1}.attn"], ["blocks.0.attn", "blocks.1.attn"]),
+    (["predictor.blocks.{0-1}", "predictor.blocks.{1-2}"], [f"blocks.{i}" for i in (0, 1, 2)]),
+])  # fmt: skip
 def test_paths_expand_as_in_mindspeed_mm(paths, found):
     assert resolve_paths(paths, NAMES, "sub_modules_to_wrap") == [f"predictor.{name}" for name in found]
 
@@ -42,25 +39,22 @@ def test_sharding_size_must_divide_the_ranks():
         Fsdp2Config(sharding_size=3).shard_ranks(8)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("shard_size: 2", "'sharding_size'"),
-        ("sub_modules_to_wrap: predictor.blocks.{*}", "expected a list"),
-        ("sub_modules_to_wrap: [predictor.blocks, 3]", "sub_modules_to_wrap[1] = 3"),
-        ("sharding_size: abc", "expected a whole number, 'auto' or null"),
-        ("sharding_size: atuo", "'auto'"),
-        ("param_dtype: bfloat16", "expected 'bf16', 'fp16', 'fp32' or null"),
-        ("reshard_after_forward: 0", "reshard_after_forward = 0"),
-        ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1"),
-        ("offload_to_cpu: 1", "expected true or false"),
-        ("pin_memory: true\npin_memory: false", "key 'pin_memory' occurs twice"),
-        ("# caf\xe9", "is not UTF-8"),
-        ("", "is empty"),
-        ("# nothing but this\n", "is empty"),
-        ("---\n", "is empty"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ("shard_size: 2", "'sharding_size'"),
+    ("sub_modules_to_wrap: predictor.blocks.{*}", "expected a list"),
+    ("sub_modules_to_wrap: [predictor.blocks, 3]", "sub_modules_to_wrap[1] = 3"),
+    ("sharding_size: abc", "expected a whole number, 'auto' or null"),
+    ("sharding_size: atuo", "'auto'"),
+    ("param_dtype: bfloat16", "expected 'bf16', 'fp16', 'fp32' or null"),
+    ("reshard_after_forward: 0", "reshard_after_forward = 0"),
+    ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1"),
+    ("offload_to_cpu: 1", "expected true or false"),
+    ("pin_memory: true\npin_memory: false", "key 'pin_memory' occurs twice"),
+    ("# caf\xe9", "is not UTF-8"),
+    ("", "is empty"),
+    ("# nothing but this\n", "is empty"),
+    ("---\n", "is empty"),
+])  # fmt: skip
 def test_wrong_line_is_refused(tmp_path, line, message):
     file = tmp_path / "fsdp2.yaml"
     file.write_bytes(line.encode("latin-1"))

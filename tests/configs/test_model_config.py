@@ -32,36 +32,33 @@ def test_a_preset_stands_for_its_sizes(model_json):
     assert (config.predictor.hidden_size, config.predictor.num_layers, config.predictor.patch_size) == (768, 12, 4)
 
 
-@pytest.mark.parametrize(
-    ("section", "key", "value", "message"),
-    [
-        ("predictor", "num_head", 4, "'num_heads'"),
-        ("predictor", "num_heads", 5, "128 % 5 = 3"),
-        ("predictor", "patch_size", 3, "8 % 3 = 2"),
-        ("predictor", "num_layers", "four", "num_layers = 'four': expected a whole number"),
-        ("predictor", "num_layers", "4", "write it without quotes: 4"),
-        ("predictor", "num_layers", True, "expected a whole number"),
-        ("predictor", "num_layers", -1, "model.json: predictor.num_layers = -1"),
-        ("predictor", "num_layers", 10**8, "predictor.num_layers = 100000000"),
-        ("predictor", "mlp_ratio", 0.001, "hidden_size(128) * mlp_ratio"),
-        ("predictor", "mlp_ratio", -4, "must be at least 1"),
-        ("predictor", "mlp_ratio", math.nan, "mlp_ratio = nan"),
-        ("predictor", "class_dropout_prob", math.inf, "expected a number"),
-        ("predictor", "preset", ["DiT-B/2"], "unknown preset"),
-        ("predictor", "in_channels", 4, "does not match the latents of autoencoder 'pixel': 1 channels"),
-        ("predictor", "learn_sigma", True, "does not fit"),
-        ("predictor", "model_id", "dti", "'dit'"),
-        ("predictor", "preset", "DiT-B/2", "contradicts preset DiT-B/2, which has 12"),
-        ("predictor", "class_dropout_prob", 1.5, "must lie in [0, 1)"),
-        ("diffusion", "noise_schedule", "linaer", "'linear' or 'squaredcos_cap_v2'"),
-        ("ae", "channels", 2, "grey (1) or RGB (3)"),
-        ("kl", "scaling_factor", 0.0, "scaling_factor = 0.0"),
-        ("kl", "downsample_factor", 0, "ae.downsample_factor = 0"),
-        ("kl", "latent_channels", -4, "ae.latent_channels = -4"),
-        ("kl", "dtype", "fp16", "expected 'fp32' or 'bf16'"),
-        ("predicter", "model_id", "dit", "'predictor'"),
-    ],
-)
+@pytest.mark.parametrize(("section", "key", "value", "message"), [
+    ("predictor", "num_head", 4, "'num_heads'"),
+    ("predictor", "num_heads", 5, "128 % 5 = 3"),
+    ("predictor", "patch_size", 3, "8 % 3 = 2"),
+    ("predictor", "num_layers", "four", "num_layers = 'four': expected a whole number"),
+    ("predictor", "num_layers", "4", "write it without quotes: 4"),
+    ("predictor", "num_layers", True, "expected a whole number"),
+    ("predictor", "num_layers", -1, "model.json: predictor.num_layers = -1"),
+    ("predictor", "num_layers", 10**8, "predictor.num_layers = 100000000"),
+    ("predictor", "mlp_ratio", 0.001, "hidden_size(128) * mlp_ratio"),
+    ("predictor", "mlp_ratio", -4, "must be at least 1"),
+    ("predictor", "mlp_ratio", math.nan, "mlp_ratio = nan"),
+    ("predictor", "class_dropout_prob", math.inf, "expected a number"),
+    ("predictor", "preset", ["DiT-B/2"], "unknown preset"),
+    ("predictor", "in_channels", 4, "does not match the latents of autoencoder 'pixel': 1 channels"),
+    ("predictor", "learn_sigma", True, "does not fit"),
+    ("predictor", "model_id", "dti", "'dit'"),
+    ("predictor", "preset", "DiT-B/2", "contradicts preset DiT-B/2, which has 12"),
+    ("predictor", "class_dropout_prob", 1.5, "must lie in [0, 1)"),
+    ("diffusion", "noise_schedule", "linaer", "'linear' or 'squaredcos_cap_v2'"),
+    ("ae", "channels", 2, "grey (1) or RGB (3)"),
+    ("kl", "scaling_factor", 0.0, "scaling_factor = 0.0"),
+    ("kl", "downsample_factor", 0, "ae.downsample_factor = 0"),
+    ("kl", "latent_channels", -4, "ae.latent_channels = -4"),
+    ("kl", "dtype", "fp16", "expected 'fp32' or 'bf16'"),
+    ("predicter", "model_id", "dit", "'predictor'"),
+])  # fmt: skip
 def test_wrong_setting_is_refused_with_its_reason(model_json, section, key, value, message):
     if section == "kl":
         section, model_json["ae"] = "ae", {"model_id": "autoencoder_kl", "from_pretrained": "vae"}

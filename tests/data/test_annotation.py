@@ -27,22 +27,19 @@ def test_jsonl_has_an_object_per_line(tmp_path):
     assert entries(path) == [(1, "a.mp4", ("one", "two"), *[None] * 4), (3, "b.png", ("three",), *[None] * 4)]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[{"path": "a"}, ...]', "line 1: is not JSON"),
-        ('[\n{"path": "a"}\n{"path": "b"}]', "line 3: is not JSON"),
-        ('[\n{"path": "a",\n"resolution": {480, 832}}]', "line 3: is not JSON: {480, 832} is"),  # as a tutorial has it
-        ('{"path": "a"}', "line 1: is not JSON: Expecting ["),
-        ('[{"path": "a"}', "line 1: is not JSON"),
-        ('[\n{"path": "a"}]\n[{"path": "b"}]', "line 3: is not JSON: Expecting the end of the file"),
-        ('[{"path": "a"},\n]', "line 2: is not JSON: Expecting value"),
-        ('[\n{"path": "a", "cap": "b", "cap": "c"}]', "the key 'cap' occurs twice"),
-        ("[" * 100_000, "line 1: is not JSON: maximum recursion"),
-        ('{"path": "a", "cap": "b"}\n{"path": "c", "cap": "d"}\n', "is a .jsonl"),
-        ("[]", "lists no clips"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ('[{"path": "a"}, ...]', "line 1: is not JSON"),
+    ('[\n{"path": "a"}\n{"path": "b"}]', "line 3: is not JSON"),
+    ('[\n{"path": "a",\n"resolution": {480, 832}}]', "line 3: is not JSON: {480, 832} is"),  # as a tutorial has it
+    ('{"path": "a"}', "line 1: is not JSON: Expecting ["),
+    ('[{"path": "a"}', "line 1: is not JSON"),
+    ('[\n{"path": "a"}]\n[{"path": "b"}]', "line 3: is not JSON: Expecting the end of the file"),
+    ('[{"path": "a"},\n]', "line 2: is not JSON: Expecting value"),
+    ('[\n{"path": "a", "cap": "b", "cap": "c"}]', "the key 'cap' occurs twice"),
+    ("[" * 100_000, "line 1: is not JSON: maximum recursion"),
+    ('{"path": "a", "cap": "b"}\n{"path": "c", "cap": "d"}\n', "is a .jsonl"),
+    ("[]", "lists no clips"),
+])  # fmt: skip
 def test_unreadable_list_is_refused_with_its_line(tmp_path, text, message):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError) as caught:
@@ -56,28 +53,25 @@ def test_cut_jsonl_is_refused_with_its_line(tmp_path):
         read_annotation(tmp_path / "a.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"path": None}, "has no path"),
-        ({"path": "../a.mp4"}, "leaves dataset_param.data_folder"),
-        ({"path": "/a.mp4"}, "leaves dataset_param.data_folder"),
-        ({"cap": None}, "has no caption"),
-        ({"cap": []}, "has no caption"),
-        ({"cap": " "}, "has the caption ' '"),
-        ({"cap": ["a", 1]}, "has the caption"),
-        ({"num_frames": 0}, "num_frames = 0"),
-        ({"num_frames": True}, "num_frames = True"),
-        ({"fps": "24"}, "fps = '24'"),
-        ({"fps": float("nan")}, "fps = nan"),
-        ({"resolution": {"height": 480}}, "resolution"),
-        ({"resolution": [480]}, "resolution"),
-        ({"resolution": [480, 0]}, "resolution"),
-        ({"resolution": "480x832"}, "resolution"),
-        ({"cut": [0, 81]}, "cut"),
-        ({"crop": [0, 10, 0, 10]}, "crop"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"path": None}, "has no path"),
+    ({"path": "../a.mp4"}, "leaves dataset_param.data_folder"),
+    ({"path": "/a.mp4"}, "leaves dataset_param.data_folder"),
+    ({"cap": None}, "has no caption"),
+    ({"cap": []}, "has no caption"),
+    ({"cap": " "}, "has the caption ' '"),
+    ({"cap": ["a", 1]}, "has the caption"),
+    ({"num_frames": 0}, "num_frames = 0"),
+    ({"num_frames": True}, "num_frames = True"),
+    ({"fps": "24"}, "fps = '24'"),
+    ({"fps": float("nan")}, "fps = nan"),
+    ({"resolution": {"height": 480}}, "resolution"),
+    ({"resolution": [480]}, "resolution"),
+    ({"resolution": [480, 0]}, "resolution"),
+    ({"resolution": "480x832"}, "resolution"),
+    ({"cut": [0, 81]}, "cut"),
+    ({"crop": [0, 10, 0, 10]}, "crop"),
+])  # fmt: skip
 def test_unusable_entry_is_refused(changes, message):
     content = {"path": "a.mp4", "cap": "a", "num_frames": 9, "fps": 24, "resolution": [4, 4]}
     assert parse_entry(AnnotationLine(1, content)).size == (4, 4)

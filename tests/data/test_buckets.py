@@ -247,27 +247,24 @@ def test_cache_made_for_other_buckets_is_refused(encoded):
         samples_of(encoded, latents=str(encoded / "cache"), buckets=((8, 12), (12, 8)))
 
 
-@pytest.mark.parametrize(
-    ("param", "message"),
-    [
-        ({"buckets": [[8, 8], [32, 4]]}, r"\[32, 4\]: no sample is nearest"),
-        ({"buckets": [[8, 10], [12, 8]]}, "8 x 10: .*is not a whole number of patches"),
-        ({"buckets": {"area": 64, "multiple_of": 2}}, "is not a whole number of patches"),
-        ({"buckets": {"area": 15, "multiple_of": 4}}, "buckets.area = 15"),
-        ({"buckets": {"area": 64}}, "buckets: multiple_of: .*missing"),
-        ({"buckets": {"area": 64, "multiple_of": 4, "aspect": 2}}, "aspect = 2: unknown key"),
-        ({"buckets": [[4 * n, 4] for n in range(1, 60)]}, "59 shapes: are more than the 51 samples"),
-        ({"buckets": []}, "lists no shape"),
-        ({"buckets": [[4, n] for n in range(1, 5001)]}, "makes 5,000 shapes, more than 4,096"),
-        ({"buckets": {"area": 2**30, "multiple_of": 1, "max_aspect_ratio": 16}}, "makes 49,153 shapes"),
-        ({"buckets": [[8]]}, r"buckets\[0\] = \[8\]"),
-        ({"buckets": [[8, 0]]}, r"buckets\[0\] = 0"),
-        ({"buckets": [[8, 8], [8, 8]]}, r"buckets\[1\] = \[8, 8\]: is listed twice"),
-        ({"image_size": 8}, "image_size = 8: contradicts buckets"),
-        ({"buckets": None}, "image_size: .*missing"),
-        ({"bucket_group": 0}, "bucket_group = 0"),
-    ],
-)
+@pytest.mark.parametrize(("param", "message"), [
+    ({"buckets": [[8, 8], [32, 4]]}, r"\[32, 4\]: no sample is nearest"),
+    ({"buckets": [[8, 10], [12, 8]]}, "8 x 10: .*is not a whole number of patches"),
+    ({"buckets": {"area": 64, "multiple_of": 2}}, "is not a whole number of patches"),
+    ({"buckets": {"area": 15, "multiple_of": 4}}, "buckets.area = 15"),
+    ({"buckets": {"area": 64}}, "buckets: multiple_of: .*missing"),
+    ({"buckets": {"area": 64, "multiple_of": 4, "aspect": 2}}, "aspect = 2: unknown key"),
+    ({"buckets": [[4 * n, 4] for n in range(1, 60)]}, "59 shapes: are more than the 51 samples"),
+    ({"buckets": []}, "lists no shape"),
+    ({"buckets": [[4, n] for n in range(1, 5001)]}, "makes 5,000 shapes, more than 4,096"),
+    ({"buckets": {"area": 2**30, "multiple_of": 1, "max_aspect_ratio": 16}}, "makes 49,153 shapes"),
+    ({"buckets": [[8]]}, r"buckets\[0\] = \[8\]"),
+    ({"buckets": [[8, 0]]}, r"buckets\[0\] = 0"),
+    ({"buckets": [[8, 8], [8, 8]]}, r"buckets\[1\] = \[8, 8\]: is listed twice"),
+    ({"image_size": 8}, "image_size = 8: contradicts buckets"),
+    ({"buckets": None}, "image_size: .*missing"),
+    ({"bucket_group": 0}, "bucket_group = 0"),
+])  # fmt: skip
 def test_impossible_buckets_are_refused(tmp_path, images, param, message):
     with pytest.raises(UserError, match=message):
         opened(tmp_path, images, **param)

@@ -74,19 +74,16 @@ def test_budget_makes_its_rectangles_for_every_number_of_frames(tmp_path, clips)
     assert counts == {(1, 8, 8): 5, (5, 8, 12): 11, (9, 12, 8): 7}  # six are fewer than a group, and fit another shape
 
 
-@pytest.mark.parametrize(
-    ("param", "message"),
-    [
-        ({"buckets": [[9, 8, 12], [9, 12, 8], [1, 8, 8]]}, r"5 of 23 clips cannot be used\n.*short-0.mp4 is short"),
-        ({"buckets": [[5, 8, 12], [9, 12, 8]]}, "still-0.png has one frame, and no bucket has one frame"),
-        ({"buckets": [*VIDEO_SHAPES, [9, 8, 80]]}, r"buckets: \[9, 8, 80\]: no sample is nearest to this shape"),
-        ({"buckets": [[8, 12]]}, r"buckets\[0\] = \[8, 12\]: is not \[frames, height, width\]"),
-        ({"buckets": {"area": 100, "multiple_of": 4}}, r"buckets.frames = \[\]: must list different numbers of frames"),
-        ({"buckets": [[9, 8, 14]]}, "9 x 8 x 14: .*do not fit predictor.patch_size"),
-        ({"max_width": 8}, "dataset_param.max_width = 8: contradicts buckets"),
-        ({"buckets": None, "max_width": 8, "max_height": 8}, "dataset_param.num_frames: this key is required"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("param", "message"), [
+    ({"buckets": [[9, 8, 12], [9, 12, 8], [1, 8, 8]]}, r"5 of 23 clips cannot be used\n.*short-0.mp4 is short"),
+    ({"buckets": [[5, 8, 12], [9, 12, 8]]}, "still-0.png has one frame, and no bucket has one frame"),
+    ({"buckets": [*VIDEO_SHAPES, [9, 8, 80]]}, r"buckets: \[9, 8, 80\]: no sample is nearest to this shape"),
+    ({"buckets": [[8, 12]]}, r"buckets\[0\] = \[8, 12\]: is not \[frames, height, width\]"),
+    ({"buckets": {"area": 100, "multiple_of": 4}}, r"buckets.frames = \[\]: must list different numbers of frames"),
+    ({"buckets": [[9, 8, 14]]}, "9 x 8 x 14: .*do not fit predictor.patch_size"),
+    ({"max_width": 8}, "dataset_param.max_width = 8: contradicts buckets"),
+    ({"buckets": None, "max_width": 8, "max_height": 8}, "dataset_param.num_frames: this key is required"),
+])  # fmt: skip
 def test_what_does_not_go_with_clips_is_named(tmp_path, clips, param, message):
     with pytest.raises(UserError, match=message):
         opened(tmp_path, clips, **param)

@@ -111,21 +111,18 @@ def made(framework, digits, tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"data": {"num_frames": 5}}, "another size or crop: '9 of 32 x 32' there and '5 of 32 x 32' here"),
-        ({"data": {"crop": "mindspeed_mm"}}, "another size or crop: 'crop exact' there and 'crop mindspeed_mm' here"),
-        ({"ae": {"dtype": "bf16"}}, "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
-        ({"ae": {"enable_tiling": True}}, "another autoencoder, precision or tiling: "),
-        (
-            {"text": {"dtype": "bf16"}},
-            "another text encoder, tokenizer, cleaning of captions or precision: 'fp32' there and 'bf16' here",
-        ),
-        ({"text": {"max_length": 9}}, "another length or padding of texts: '8 tokens' there and '9 tokens' here"),
-        ({"text": {"zero_padding": True}}, "another length or padding of texts"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"data": {"num_frames": 5}}, "another size or crop: '9 of 32 x 32' there and '5 of 32 x 32' here"),
+    ({"data": {"crop": "mindspeed_mm"}}, "another size or crop: 'crop exact' there and 'crop mindspeed_mm' here"),
+    ({"ae": {"dtype": "bf16"}}, "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
+    ({"ae": {"enable_tiling": True}}, "another autoencoder, precision or tiling: "),
+    (
+        {"text": {"dtype": "bf16"}},
+        "another text encoder, tokenizer, cleaning of captions or precision: 'fp32' there and 'bf16' here",
+    ),
+    ({"text": {"max_length": 9}}, "another length or padding of texts: '8 tokens' there and '9 tokens' here"),
+    ({"text": {"zero_padding": True}}, "another length or padding of texts"),
+])  # fmt: skip
 def test_cache_made_otherwise_is_refused(made, digits, changes, words):
     write_configs(made, digits, **changes)
     with pytest.raises(ConfigError, match=f"was made with {words}"):

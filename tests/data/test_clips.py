@@ -214,16 +214,13 @@ def test_draws_follow_the_position_and_not_the_batch(tmp_path):
     assert kinds == {"", "a", "b"}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"num_frames": 0},
-        {"max_width": 0},
-        {"train_fps": 0.0},
-        {"caption_dropout_prob": 1.5},
-        {"first_frame_key": "image", "clip_start": "random"},
-    ],
-)
+@pytest.mark.parametrize("changes", [
+    {"num_frames": 0},
+    {"max_width": 0},
+    {"train_fps": 0.0},
+    {"caption_dropout_prob": 1.5},
+    {"first_frame_key": "image", "clip_start": "random"},
+])  # fmt: skip
 def test_settings_out_of_range_are_refused(tmp_path, changes):
     with pytest.raises(ConfigError, match=f"dataset_param.{next(iter(changes))}"):
         param(tmp_path, [], **changes)

@@ -15,15 +15,12 @@ from mindspeed_mm_dit.data.clip_reader import (
 PUBLISHED = (480, 832)
 
 
-@pytest.mark.parametrize(
-    ("rate", "wanted", "start", "numbers"),
-    [
-        (50, None, 0, [0, 1, 2, 3, 4]),
-        (23.976, 24, 0, [0, 1, 2, 3, 4]),
-        (60, 24, 3, [3, 5, 8, 10, 13]),  # 3 + 2.5 i, rounded down
-        (12, 24, 0, [0, 0, 1, 1, 2]),
-    ],
-)
+@pytest.mark.parametrize(("rate", "wanted", "start", "numbers"), [
+    (50, None, 0, [0, 1, 2, 3, 4]),
+    (23.976, 24, 0, [0, 1, 2, 3, 4]),
+    (60, 24, 3, [3, 5, 8, 10, 13]),  # 3 + 2.5 i, rounded down
+    (12, 24, 0, [0, 0, 1, 1, 2]),
+])  # fmt: skip
 def test_faster_video_is_thinned_and_slower_one_repeats_frames(rate, wanted, start, numbers):
     assert frame_numbers(5, step_between(rate, wanted), start=start).tolist() == numbers
 

@@ -56,22 +56,19 @@ def test_missing_caption_is_refused_or_left_out(tmp_path, layout):
     assert len(rows) == 11 and rows.skipped == 1 and sorted(rows.captions) == sorted(CAPTIONS[:5] + CAPTIONS[6:])
 
 
-@pytest.mark.parametrize(
-    ("ending", "content", "message"),
-    [
-        (".txt", b"", "00.png has no caption: 00.txt is empty"),
-        (".txt", b" \n\r\n ", "00.png has no caption: 00.txt is empty"),
-        (".txt", "ein Häuschen".encode("latin-1"), "00.png has a caption that is not UTF-8: 00.txt, line 1, byte 0xe4"),
-        (".txt", b"a\nb\xff", "00.txt, line 2, byte 0xff"),
-        (".txt", "a cat".encode("utf-16-le"), "00.txt holds a NUL byte"),
-        (".txt", b"a " * 2**20, "00.txt, which has 2,097,152 bytes"),
-        (".json", b"[]", "00.json is not a JSON object with texts in 'caption'"),
-        (".json", b"{", "00.json is not a JSON object"),
-        (".json", b'{"caption": "\\ud800"}', "00.json is not a JSON object"),
-        (".json", b'{"caption": 3}', "00.json is not a JSON object with texts in 'caption'"),
-        (".json", b'{"text": "a"}', "00.json is empty"),
-    ],
-)
+@pytest.mark.parametrize(("ending", "content", "message"), [
+    (".txt", b"", "00.png has no caption: 00.txt is empty"),
+    (".txt", b" \n\r\n ", "00.png has no caption: 00.txt is empty"),
+    (".txt", "ein Häuschen".encode("latin-1"), "00.png has a caption that is not UTF-8: 00.txt, line 1, byte 0xe4"),
+    (".txt", b"a\nb\xff", "00.txt, line 2, byte 0xff"),
+    (".txt", "a cat".encode("utf-16-le"), "00.txt holds a NUL byte"),
+    (".txt", b"a " * 2**20, "00.txt, which has 2,097,152 bytes"),
+    (".json", b"[]", "00.json is not a JSON object with texts in 'caption'"),
+    (".json", b"{", "00.json is not a JSON object"),
+    (".json", b'{"caption": "\\ud800"}', "00.json is not a JSON object"),
+    (".json", b'{"caption": 3}', "00.json is not a JSON object with texts in 'caption'"),
+    (".json", b'{"text": "a"}', "00.json is empty"),
+])  # fmt: skip
 def test_file_that_is_no_caption_is_refused(tmp_path, ending, content, message):
     found = write_beside(tmp_path / "a", CAPTIONS[:1]) | {"captions": ending + ":caption" * (ending == ".json")}
     (tmp_path / f"a/first/00{ending}").write_bytes(content)
@@ -103,16 +100,13 @@ def test_line_ends_with_a_line_feed_alone(tmp_path):
         assert read_prompts("--prompts", str(tmp_path / "prompts")) == [f"a one{mark}moves", "a two"]
 
 
-@pytest.mark.parametrize(
-    ("image", "file"),
-    [
-        ("e\u0301.png", "é.txt"),
-        ("é.png", "e\u0301.txt"),
-        ("a.png", "a.TXT"),
-        ("a.jpg", "a.jpg.txt"),
-        ("a.b.png", "a.b.Txt"),
-    ],
-)
+@pytest.mark.parametrize(("image", "file"), [
+    ("e\u0301.png", "é.txt"),
+    ("é.png", "e\u0301.txt"),
+    ("a.png", "a.TXT"),
+    ("a.jpg", "a.jpg.txt"),
+    ("a.b.png", "a.b.Txt"),
+])  # fmt: skip
 def test_caption_is_found_by_other_ways_to_write_its_name(tmp_path, image, file):
     write_beside(tmp_path / "b", [("a one",)])
     (tmp_path / "b/first/00.png").rename(tmp_path / "b/first" / image)
@@ -134,21 +128,18 @@ def test_caption_of_another_image_and_two_captions_are_refused(tmp_path):
         opened(tmp_path / "a", found)
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"captions": "caption"}, "a folder without dataset_param.index has none"),
-        ({"captions": "caption", "dataset_type": "webdataset"}, "a tar has none"),
-        ({"captions": "../x.txt"}, "is a path"),
-        ({"captions": (".txt", "./x.json:caption")}, "is a path"),
-        ({"captions": ".txt", "dataset_type": "parquet"}, "is a file ending, but Parquet has columns"),
-        ({"captions": ("en", ".txt"), "index": "a.csv"}, "mixes columns with file endings"),
-        ({"captions": ".json"}, "does not name a key"),
-        ({"captions": ()}, "names nothing"),
-        ({"captions": ""}, "names nothing"),
-        ({"caption_dropout_prob": 1.5}, "caption_dropout_prob = 1.5"),
-    ],
-)
+@pytest.mark.parametrize(("section", "message"), [
+    ({"captions": "caption"}, "a folder without dataset_param.index has none"),
+    ({"captions": "caption", "dataset_type": "webdataset"}, "a tar has none"),
+    ({"captions": "../x.txt"}, "is a path"),
+    ({"captions": (".txt", "./x.json:caption")}, "is a path"),
+    ({"captions": ".txt", "dataset_type": "parquet"}, "is a file ending, but Parquet has columns"),
+    ({"captions": ("en", ".txt"), "index": "a.csv"}, "mixes columns with file endings"),
+    ({"captions": ".json"}, "does not name a key"),
+    ({"captions": ()}, "names nothing"),
+    ({"captions": ""}, "names nothing"),
+    ({"caption_dropout_prob": 1.5}, "caption_dropout_prob = 1.5"),
+])  # fmt: skip
 def test_impossible_captions_setting_is_refused(section, message):
     with pytest.raises(ConfigError, match=message):
         DatasetParam("a", 8, **section)

@@ -81,15 +81,12 @@ def labels_by_image(param, rows):
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize(
-    ("words", "numbers", "classes"),
-    [
-        (["10", "2", "0", "1"], [10, 2, 0, 1], tuple(map(str, range(11)))),
-        (["03", "1", "2"], [3, 1, 2], ("0", "1", "2", "3")),
-        (["dog", "cat", "class 10", "class 9"], [3, 0, 1, 2], ("cat", "class 10", "class 9", "dog")),
-        (["e\u0301lan", "zebra", "2024_01"], [2, 1, 0], ("2024_01", "zebra", "élan")),
-    ],
-)
+@pytest.mark.parametrize(("words", "numbers", "classes"), [
+    (["10", "2", "0", "1"], [10, 2, 0, 1], tuple(map(str, range(11)))),
+    (["03", "1", "2"], [3, 1, 2], ("0", "1", "2", "3")),
+    (["dog", "cat", "class 10", "class 9"], [3, 0, 1, 2], ("cat", "class 10", "class 9", "dog")),
+    (["e\u0301lan", "zebra", "2024_01"], [2, 1, 0], ("2024_01", "zebra", "élan")),
+])  # fmt: skip
 def test_numbers_are_labels_and_names_are_numbered_everywhere(tmp_path, source, words, numbers, classes):
     rows = opened(param := SOURCES[source](tmp_path, words))
     assert rows.classes == classes and labels_by_image(param, rows) == dict(enumerate(numbers))

@@ -58,15 +58,12 @@ def test_batches_of_processes_equal_those_of_threads(workers, processes):
             one[name][...] = 0
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (DataError("x.png", "cannot be read", "remove it"), DataError, "x.png: cannot be read\n    Cure: remove it"),
-        (UnusableFile("is empty"), UnusableFile, "is empty"),
-        (type("Panic", (BaseException,), {})("of a tokenizer"), RuntimeError, "Panic: of a tokenizer"),
-        (type("Local", (Exception,), {})("of a kind that no other process knows"), RuntimeError, "Local: of a kind"),
-    ],
-)
+@pytest.mark.parametrize(("error", "kind", "text"), [
+    (DataError("x.png", "cannot be read", "remove it"), DataError, "x.png: cannot be read\n    Cure: remove it"),
+    (UnusableFile("is empty"), UnusableFile, "is empty"),
+    (type("Panic", (BaseException,), {})("of a tokenizer"), RuntimeError, "Panic: of a tokenizer"),
+    (type("Local", (Exception,), {})("of a kind that no other process knows"), RuntimeError, "Local: of a kind"),
+])  # fmt: skip
 def test_error_is_raised_at_its_batch(error, kind, text):
     batches = apart(Drawn(at=9, error=error), 9)
     assert [int(next(batches)["labels"][0]) for _ in range(3)] == [0, 3, 6]

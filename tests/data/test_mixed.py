@@ -135,21 +135,18 @@ def test_held_out_samples_of_all_sources_are_read_once(place):
         samples.batch(np.arange(start, start + 2))
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"weights": (1,)}, r"weights = \[1\]"),
-        ({"weights": (1, 0)}, r"weights\[1\] = 0"),
-        ({"of_images": {"bucket_group": 4}}, r"bucket_group = \[2, 4\]: must be equal"),
-        ({"of_images": {"caption_dropout_prob": 0.5}}, "caption_dropout_prob = .*must be equal"),
-        ({"of_images": {"latents": "cache"}}, r"sources\[1\]: is a cache"),
-        ({"of_images": {"valid_fraction": 0.1}}, r"sources\[1\].valid_fraction"),
-        ({"of_images": {"image_sizes": 8}}, r"sources\[1\]: image_sizes = 8: unknown key"),
-        ({"of_clips": {"label_key": None}}, "its samples have no label or caption"),
-        ({"of_images": {"single_class": True}}, "has the classes pictures, and the first source bright, dark"),
-        ({"bucket_group": 2}, "bucket_group = 2: unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"weights": (1,)}, r"weights = \[1\]"),
+    ({"weights": (1, 0)}, r"weights\[1\] = 0"),
+    ({"of_images": {"bucket_group": 4}}, r"bucket_group = \[2, 4\]: must be equal"),
+    ({"of_images": {"caption_dropout_prob": 0.5}}, "caption_dropout_prob = .*must be equal"),
+    ({"of_images": {"latents": "cache"}}, r"sources\[1\]: is a cache"),
+    ({"of_images": {"valid_fraction": 0.1}}, r"sources\[1\].valid_fraction"),
+    ({"of_images": {"image_sizes": 8}}, r"sources\[1\]: image_sizes = 8: unknown key"),
+    ({"of_clips": {"label_key": None}}, "its samples have no label or caption"),
+    ({"of_images": {"single_class": True}}, "has the classes pictures, and the first source bright, dark"),
+    ({"bucket_group": 2}, "bucket_group = 2: unknown key"),
+])  # fmt: skip
 def test_sources_that_do_not_go_together_are_refused(place, changed, message):
     with pytest.raises(UserError, match=message):
         opened(place, "refused", **changed)

@@ -186,17 +186,14 @@ def test_damaged_index_is_made_again(tmp_path, kind):
         assert not any("damaged" in note for note in open_rows(param(tmp_path, kind), 2).notes)
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"image": ["a.png", "b.png"], "label": [0, 1]}, "column image: holds .*not images"),
-        ({"image": [[b"a"], [b"b"]], "label": [0, 1]}, "column image: holds .*not images"),
-        ({"image": [{"path": "a.png"}] * 2, "label": [0, 1]}, "column image: holds .*not images"),
-        ({"image": [{"bytes": b"a"}] * 2, "label": [0, None]}, "row 1: has no label"),
-        ({"image": [{"bytes": b"a"}] * 2, "label": [0.5, 1.5]}, "column label: holds double"),
-        ({"picture": [b"a", b"b"], "label": [0, 1]}, "has the columns picture, label"),
-    ],
-)
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"image": ["a.png", "b.png"], "label": [0, 1]}, "column image: holds .*not images"),
+    ({"image": [[b"a"], [b"b"]], "label": [0, 1]}, "column image: holds .*not images"),
+    ({"image": [{"path": "a.png"}] * 2, "label": [0, 1]}, "column image: holds .*not images"),
+    ({"image": [{"bytes": b"a"}] * 2, "label": [0, None]}, "row 1: has no label"),
+    ({"image": [{"bytes": b"a"}] * 2, "label": [0.5, 1.5]}, "column label: holds double"),
+    ({"picture": [b"a", b"b"], "label": [0, 1]}, "has the columns picture, label"),
+])  # fmt: skip
 def test_parquet_without_images_or_labels_is_refused(tmp_path, columns, message):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -59,35 +59,29 @@ def test_a_file_cut_between_two_members_is_refused(tmp_path, form):
     assert len(files_in(tmp_path / "a.tar")) == 8
 
 
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda content: content[:2559], r"0\.png goes on after its end|unexpected end"),
-        (lambda content: content[:2561], "there is no header at byte 2,560|truncated"),
-        (lambda content: content[:3072], r"1\.cls goes on after its end|unexpected end"),
-        (lambda content: content[:2560] + b"\xff" + content[2561:], "there is no header at byte 2,560"),
-        (lambda content: content[:2690] + b"7" + content[2691:], "there is no header at byte 2,560"),
-        (lambda content: b"\xff" + content[1:], "bad checksum"),
-        (lambda content: content[:100], "truncated header"),
-        (lambda content: b"no tar file" * 100, "invalid header|bad checksum"),
-    ],
-)
+@pytest.mark.parametrize(("damage", "reason"), [
+    (lambda content: content[:2559], r"0\.png goes on after its end|unexpected end"),
+    (lambda content: content[:2561], "there is no header at byte 2,560|truncated"),
+    (lambda content: content[:3072], r"1\.cls goes on after its end|unexpected end"),
+    (lambda content: content[:2560] + b"\xff" + content[2561:], "there is no header at byte 2,560"),
+    (lambda content: content[:2690] + b"7" + content[2691:], "there is no header at byte 2,560"),
+    (lambda content: b"\xff" + content[1:], "bad checksum"),
+    (lambda content: content[:100], "truncated header"),
+    (lambda content: b"no tar file" * 100, "invalid header|bad checksum"),
+])  # fmt: skip
 def test_damaged_tar_is_refused(tmp_path, damage, reason):
     (tmp_path / "a.tar").write_bytes(damage(plain_shard(tmp_path / "a.tar")))
     with pytest.raises(DataError, match=rf"a\.tar: is not a complete tar file: ({reason})"):
         scan_tar(tmp_path / "a.tar", ShardQuery())
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        *(
-            ({"0.cls": label, "0.png": b"x"}, r"0\.cls: holds b'.*', which is not a label")
-            for label in (b"1" * 1001, b"", b" \n", b"cat\ndog", b"\xff\xfe3\0", b"3\0")
-        ),
-        ({"a.png": b"x", "a.PNG": b"x", "a.cls": b"1"}, r"a\.tar: a.PNG: occurs twice in one sample"),
-    ],
-)
+@pytest.mark.parametrize(("files", "message"), [
+    *(
+        ({"0.cls": label, "0.png": b"x"}, r"0\.cls: holds b'.*', which is not a label")
+        for label in (b"1" * 1001, b"", b" \n", b"cat\ndog", b"\xff\xfe3\0", b"3\0")
+    ),
+    ({"a.png": b"x", "a.PNG": b"x", "a.cls": b"1"}, r"a\.tar: a.PNG: occurs twice in one sample"),
+])  # fmt: skip
 def test_unusable_sample_is_refused(tmp_path, files, message):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, content in files.items():
@@ -96,19 +90,16 @@ def test_unusable_sample_is_refused(tmp_path, files, message):
         scan_tar(tmp_path / "a.tar", ShardQuery())
 
 
-@pytest.mark.parametrize(
-    ("names", "labels", "left_out"),
-    [
-        ("d/._a.png d/a.png d/._a.cls d/a.cls", "d/a.cls", {"file(s) whose names begin with a dot": 2}),
-        ("a.png README a.cls", "a.cls", {"file(s) without an ending": 1}),
-        ("a.png a.json a.PNG.bak a.cls", "a.cls", {".json": 1, ".png.bak": 1}),
-        ("a.jpg a.png a.cls", "a.cls", {"image(s) after the first of a sample": 1}),
-        ("a.v1.png a.cls a.v2.png", "", {"file(s) of samples without an image or a .cls": 3}),
-        ("a.png b.png a.cls b.cls", "", {"file(s) of samples without an image or a .cls": 4}),
-        ("a.png a.cls b.png b.cls a.png a.cls", "a.cls b.cls a.cls", {}),
-        ("d\\a.png d\\a.cls e/a.png e/a.cls x.y/a.png x.y/a.cls", "d\\a.cls e/a.cls x.y/a.cls", {}),
-    ],
-)
+@pytest.mark.parametrize(("names", "labels", "left_out"), [
+    ("d/._a.png d/a.png d/._a.cls d/a.cls", "d/a.cls", {"file(s) whose names begin with a dot": 2}),
+    ("a.png README a.cls", "a.cls", {"file(s) without an ending": 1}),
+    ("a.png a.json a.PNG.bak a.cls", "a.cls", {".json": 1, ".png.bak": 1}),
+    ("a.jpg a.png a.cls", "a.cls", {"image(s) after the first of a sample": 1}),
+    ("a.v1.png a.cls a.v2.png", "", {"file(s) of samples without an image or a .cls": 3}),
+    ("a.png b.png a.cls b.cls", "", {"file(s) of samples without an image or a .cls": 4}),
+    ("a.png a.cls b.png b.cls a.png a.cls", "a.cls b.cls a.cls", {}),
+    ("d\\a.png d\\a.cls e/a.png e/a.cls x.y/a.png x.y/a.cls", "d\\a.cls e/a.cls x.y/a.cls", {}),
+])  # fmt: skip
 def test_samples_are_grouped_as_webdataset_does(tmp_path, names, labels, left_out):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name in names.split():

@@ -32,14 +32,11 @@ def engine(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("megatron_is_here", "engine_is_here", "asked", "taken"),
-    [
-        (False, True, "", "mindspeed-mm-native"), (True, True, "", "mindspeed-mm"),
-        (True, True, "true", "mindspeed-mm-native"), (True, False, "true", "mindspeed-mm"),
-        (False, False, "true", "standalone"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("megatron_is_here", "engine_is_here", "asked", "taken"), [
+    (False, True, "", "mindspeed-mm-native"), (True, True, "", "mindspeed-mm"),
+    (True, True, "true", "mindspeed-mm-native"), (True, False, "true", "mindspeed-mm"),
+    (False, False, "true", "standalone"),
+])  # fmt: skip
 def test_auto_takes_the_route_that_is_installed(engine, monkeypatch, megatron_is_here, engine_is_here, asked, taken):
     monkeypatch.setenv("NON_MEGATRON", asked)
     if megatron_is_here:
@@ -68,15 +65,12 @@ def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
     contract.check_engine()
 
 
-@pytest.mark.parametrize(
-    ("module", "source", "lacking"),
-    [
-        ("mindspeed_mm/fsdp/utils/register.py", "model_register = 1", "mindspeed_mm.fsdp.utils.register.data_register"),
-        ("mindspeed/fsdp/utils/str_match.py", "def module_name_match(name): ...", "module_name_match(pattern, string)"),
-        ("mindspeed_mm/config/config_manager.py", None, "mindspeed_mm.config.config_manager"),  # as in v26.0.0
-        ("mindspeed/fsdp", None, "mindspeed.fsdp"),
-    ],
-)
+@pytest.mark.parametrize(("module", "source", "lacking"), [
+    ("mindspeed_mm/fsdp/utils/register.py", "model_register = 1", "mindspeed_mm.fsdp.utils.register.data_register"),
+    ("mindspeed/fsdp/utils/str_match.py", "def module_name_match(name): ...", "module_name_match(pattern, string)"),
+    ("mindspeed_mm/config/config_manager.py", None, "mindspeed_mm.config.config_manager"),  # as in v26.0.0
+    ("mindspeed/fsdp", None, "mindspeed.fsdp"),
+])  # fmt: skip
 def test_name_that_the_engine_lacks_is_refused_before_import(engine, module, source, lacking):
     if source is not None:
         (engine / module).write_text(source)

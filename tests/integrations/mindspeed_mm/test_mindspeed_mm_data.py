@@ -98,31 +98,28 @@ def test_samplers_of_an_order_alone_are_one(tmp_path, sampler):
     assert read(tmp_path, changed("dataloader_param", "sampler_type", sampler)).dataloader_param.shuffle
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("dataloader_param.dataloader_mode", "variable"),
-        ("dataloader_param.dataloader_mode", "fast"),
-        ("dataloader_param.sampler_type", "BucketBatchSampler"),
-        ("dataloader_param.sampler_type", "AESampler"),
-        ("dataloader_param.drop_last", False),
-        ("dataloader_param.group_frame", True),
-        ("dataloader_param.data_sharding", True),
-        ("dataloader_param.collate_param", {}),
-        ("dataset_param.dataset_type", "feature"),
-        ("dataset_param.preprocess_parameters.speed_factor", 2.0),
-        ("dataset_param.preprocess_parameters.drop_short_ratio", 0.5),
-        ("dataset_param.preprocess_parameters.frame_interval", 2),
-        ("dataset_param.preprocess_parameters.force_resolution", True),
-        ("dataset_param.preprocess_parameters.max_hxw", None),
-        ("dataset_param.preprocess_parameters.min_num_frames", 82),
-        ("dataset_param.preprocess_parameters.video_processor_type", "VACEVideoProcessor"),
-        ("dataset_param.preprocess_parameters.vae_scale_factor", [0, 8, 8]),
-        ("dataset_param.preprocess_parameters.vae_scale_factor", []),
-        ("dataset_param.basic_parameters.data_path", "/none/data.txt"),
-        ("dataset_param.use_img_num", 4),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("dataloader_param.dataloader_mode", "variable"),
+    ("dataloader_param.dataloader_mode", "fast"),
+    ("dataloader_param.sampler_type", "BucketBatchSampler"),
+    ("dataloader_param.sampler_type", "AESampler"),
+    ("dataloader_param.drop_last", False),
+    ("dataloader_param.group_frame", True),
+    ("dataloader_param.data_sharding", True),
+    ("dataloader_param.collate_param", {}),
+    ("dataset_param.dataset_type", "feature"),
+    ("dataset_param.preprocess_parameters.speed_factor", 2.0),
+    ("dataset_param.preprocess_parameters.drop_short_ratio", 0.5),
+    ("dataset_param.preprocess_parameters.frame_interval", 2),
+    ("dataset_param.preprocess_parameters.force_resolution", True),
+    ("dataset_param.preprocess_parameters.max_hxw", None),
+    ("dataset_param.preprocess_parameters.min_num_frames", 82),
+    ("dataset_param.preprocess_parameters.video_processor_type", "VACEVideoProcessor"),
+    ("dataset_param.preprocess_parameters.vae_scale_factor", [0, 8, 8]),
+    ("dataset_param.preprocess_parameters.vae_scale_factor", []),
+    ("dataset_param.basic_parameters.data_path", "/none/data.txt"),
+    ("dataset_param.use_img_num", 4),
+])  # fmt: skip
 def test_keys_that_cannot_be_kept_are_refused_by_name(tmp_path, key, value):
     with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
         read(tmp_path, changed(*key.split(".", 1), value))

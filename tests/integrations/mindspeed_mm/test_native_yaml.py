@@ -120,24 +120,21 @@ def test_flags_without_effect_in_the_engine_are_named():
     assert without_effect(flags) == ["--distributed-backend", "--pynative", "--tf32"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "key", "value"),
-    [
-        ("--context-parallel-size 2", "parallel.ulysses_parallel_size", 2),
-        ("--optimizer muon", "training.optimizer", "muon"),
-        ("--optimizer adam", "training.optimizer", None),
-        ("--optimizer muon --muon-num-ns-steps 6", "training.ns_steps", 6),
-        ("--optimizer muon --no-muon-nesterov", "training.muon_nesterov", False),
-        ("--freeze y_embedder blocks.{0}", "model.freeze", ["y_embedder", "blocks.0"]),
-        ("--init-from base --lora-target-modules qkv --lora-r 4", "training.lora.enable", True),
-        ("--init-from base --lora-target-modules qkv --lora-r 4", "training.lora.rank", 4),
-        ("--init-from base", "model.init_from", "base"),
-        ("--keep-last 3", "training.keep_last", 3),
-        ("", "training.keep_last", 2),
-        ("", "training.save_async", True),
-        ("--no-async-save", "training.save_async", None),
-    ],
-)
+@pytest.mark.parametrize(("flags", "key", "value"), [
+    ("--context-parallel-size 2", "parallel.ulysses_parallel_size", 2),
+    ("--optimizer muon", "training.optimizer", "muon"),
+    ("--optimizer adam", "training.optimizer", None),
+    ("--optimizer muon --muon-num-ns-steps 6", "training.ns_steps", 6),
+    ("--optimizer muon --no-muon-nesterov", "training.muon_nesterov", False),
+    ("--freeze y_embedder blocks.{0}", "model.freeze", ["y_embedder", "blocks.0"]),
+    ("--init-from base --lora-target-modules qkv --lora-r 4", "training.lora.enable", True),
+    ("--init-from base --lora-target-modules qkv --lora-r 4", "training.lora.rank", 4),
+    ("--init-from base", "model.init_from", "base"),
+    ("--keep-last 3", "training.keep_last", 3),
+    ("", "training.keep_last", 2),
+    ("", "training.save_async", True),
+    ("--no-async-save", "training.save_async", None),
+])  # fmt: skip
 def test_flags_are_written_by_the_names_of_the_engine(flags, key, value):
     assert get(told(flags), key) == value
 
