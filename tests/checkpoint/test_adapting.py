@@ -310,8 +310,7 @@ def test_wan_takes_weights_of_its_own_size_alone(tmp_path):
         adapt_weights(read_source(path, wider), wider, (), 0)
     fewer = dataclasses.replace(SMALL_WAN, num_attention_heads=1, attention_head_dim=24)
     told = dataclasses.replace(source, predictor=fewer, num_heads=2)  # as its config.json has it
-    with pytest.raises(CheckpointError, match="num_heads is 2 there and 1 here"):
-        adapt_weights(told, fewer, (), 0)
+    pytest.raises(CheckpointError, adapt_weights, told, fewer, (), 0).match("num_heads is 2 there and 1 here")
 
 
 def test_clips_of_another_size_begin_with_the_same_weights(tmp_path):
@@ -344,10 +343,8 @@ def test_missing_and_incomplete_sources_are_refused(tmp_path):
         (tmp_path, "is in no format known here"),
         (tmp_path / "part.pt", r"is not a whole network of kind 'dit': blocks\.1\.mlp\.fc1\.bias is missing"),
     ):
-        with pytest.raises(CheckpointError, match=f"--init-from = .*{words}"):
-            read_source(path, THERE)
-    with pytest.raises(ConfigError, match="--init-from = 'x"):
-        read_source("x" * 5000, THERE)
+        pytest.raises(CheckpointError, read_source, path, THERE).match(f"--init-from = .*{words}")
+    pytest.raises(ConfigError, read_source, "x" * 5000, THERE).match("--init-from = 'x")
 
 
 def test_digest_covers_names_shapes_and_float32_values_in_order():

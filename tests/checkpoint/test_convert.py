@@ -96,8 +96,7 @@ def test_unclear_source_or_target_is_refused(tmp_path, source, target, options, 
     write_torch_file(tmp_path / "dit.pt", dit_arrays())
     write_torch_file(tmp_path / "w.pt", {"w": np.zeros(2, np.float32)})
     (tmp_path / "a.gguf").write_text("x")
-    with pytest.raises(error, match=words):
-        convert(tmp_path / source, tmp_path / target, **options)
+    pytest.raises(error, convert, tmp_path / source, tmp_path / target, **options).match(words)
     assert not (tmp_path / target).exists()
 
 
@@ -205,8 +204,7 @@ def test_missing_unknown_and_misshapen_tensors_are_refused(tmp_path, form, chang
     else:
         change(arrays := load_file(source / "diffusion_pytorch_model.safetensors"))
         save_file(arrays, source / "diffusion_pytorch_model.safetensors")
-    with pytest.raises(CheckpointError, match=message):
-        convert(source, tmp_path / "b.ckpt")
+    pytest.raises(CheckpointError, convert, source, tmp_path / "b.ckpt").match(message)
     assert not (tmp_path / "b.ckpt").exists()
 
 
@@ -217,8 +215,7 @@ def test_only_variant_of_a_folder_is_read(tmp_path):
     file.rename(half)
     assert_same(read(folder).weights, weights)
     other.write_bytes(half.read_bytes())
-    with pytest.raises(CheckpointError, match=rf"holds {other.name} and {half.name}: keep one of them"):
-        read(folder)
+    pytest.raises(CheckpointError, read, folder).match(rf"holds {other.name} and {half.name}: keep one of them")
     half.unlink()
     other.rename(file.with_suffix(".gguf"))
     with pytest.raises(CheckpointError, match=r"holds none of .*: found config\.json, diffusion_pytorch_model\.gguf"):
@@ -240,8 +237,7 @@ def test_an_autoencoders_and_an_optimizers_tensors_are_checked_too(tmp_path):
 def test_nothing_is_replaced_unless_asked(tmp_path):
     write_torch_file(tmp_path / "a.pt", dit_arrays())
     (tmp_path / "b.ckpt").write_text("mine")
-    with pytest.raises(CheckpointError, match="exists"):
-        convert(tmp_path / "a.pt", tmp_path / "b.ckpt")
+    pytest.raises(CheckpointError, convert, tmp_path / "a.pt", tmp_path / "b.ckpt").match("exists")
     assert (tmp_path / "b.ckpt").read_text() == "mine"
     convert(tmp_path / "a.pt", tmp_path / "b.ckpt", overwrite=True)
     convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
@@ -281,15 +277,13 @@ def test_without_pytorch_only_its_folders_are_refused(tmp_path, monkeypatch):
     monkeypatch.delattr("mindspeed_mm_dit.checkpoint.torch_dcp", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     write_torch_file(tmp_path / "a.pt", dit_arrays())
-    with pytest.raises(PlatformError, match="pip install torch"):
-        convert(tmp_path / "a.pt", tmp_path / "run", "pytorch")
+    pytest.raises(PlatformError, convert, tmp_path / "a.pt", tmp_path / "run", "pytorch").match("pip install torch")
     convert(tmp_path / "a.pt", tmp_path / "run", "mindspore")
     folder = tmp_path / "theirs" / "iter_0000007"
     folder.mkdir(parents=True)
     (folder / ".metadata").write_bytes(b"")
     for use in (lambda: read_weights(folder), lambda: convert(folder, tmp_path / "b.pt")):
-        with pytest.raises(PlatformError, match=r"theirs/iter_0000007: was written by PyTorch(?s:.*)mm-dit convert"):
-            use()
+        pytest.raises(PlatformError, use).match(r"theirs/iter_0000007: was written by PyTorch(?s:.*)mm-dit convert")
 
 
 def test_no_framework_is_imported_for_plain_files(tmp_path):

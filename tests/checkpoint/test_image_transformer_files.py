@@ -103,8 +103,7 @@ def test_settings_that_no_tensor_shows_are_assumed_and_named(name, key, expected
 def test_a_value_that_is_not_supported_is_called_so(name, key, value, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config_of(GOLDEN / name) | {key: value}))
     (tmp_path / "diffusion_pytorch_model.safetensors").symlink_to(*(GOLDEN / name).glob("*.safetensors"))
-    with pytest.raises(CheckpointError, match=f"{key} = {value}: is not supported, only "):
-        diffusers_folder.read(tmp_path)
+    pytest.raises(CheckpointError, diffusers_folder.read, tmp_path).match(f"{key} = {value}: is not supported, only ")
 
 
 @needs_diffusers

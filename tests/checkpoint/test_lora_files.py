@@ -193,8 +193,7 @@ def test_adapters_of_text_encoders_are_counted_and_not_applied(program, tmp_path
     assert [*found.layers] == ["blocks.0.attn1.to_q"] and found.layers["blocks.0.attn1.to_q"].alpha == 8
     assert len(found.notes) == 1 and "of a text encoder are in the file too (2)" in found.notes[0]
     write_arrays(tmp_path / "b.safetensors", of_text, {})
-    with pytest.raises(CheckpointError, match="text encoder"):
-        lora_files.read(tmp_path / "b.safetensors")
+    pytest.raises(CheckpointError, lora_files.read, tmp_path / "b.safetensors").match("text encoder")
 
 
 def test_a_strength_that_the_file_does_not_say_is_said():
@@ -250,8 +249,7 @@ def test_peft_setting_of_another_meaning_is_refused(change, words, tmp_path):
     file.write_text(json.dumps(config | as_mindspeed_mm_writes | without_effect))
     assert lora_files.read(tmp_path / "peft").layers
     file.write_text(json.dumps(config | change))
-    with pytest.raises(CheckpointError, match=words):
-        lora_files.read(tmp_path / "peft")
+    pytest.raises(CheckpointError, lora_files.read, tmp_path / "peft").match(words)
 
 
 @pytest.mark.parametrize("file", ["a.safetensors", "a.pt"])
@@ -295,8 +293,7 @@ def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
 def test_what_is_no_lora_of_this_network_is_refused(name, array, words, tmp_path):
     arrays = read_safetensors_file(FOLDER / "wan_adapter/pytorch_lora_weights.safetensors")[0] | {name: array}
     write_arrays(tmp_path / "x.safetensors", {name: array for name, array in arrays.items() if array is not None}, {})
-    with pytest.raises(CheckpointError, match=words):
-        lora_files.read(tmp_path / "x.safetensors")
+    pytest.raises(CheckpointError, lora_files.read, tmp_path / "x.safetensors").match(words)
 
 
 def test_adapters_of_other_networks_or_several_are_refused(tmp_path):

@@ -181,7 +181,6 @@ def test_pipeline_needs_model_json_network_and_autoencoder(model, tmp_path):
         (bare, gone, CheckpointError, r"ae\.from_pretrained"),
         (model["ae"]["from_pretrained"], None, ConfigError, "SOURCE: is an autoencoder"),
     ):
-        with pytest.raises(kind, match=words):
-            convert(source, tmp_path / "other", "pipeline", description=description)
+        pytest.raises(kind, convert, source, tmp_path / "other", "pipeline", description=description).match(words)
     with pytest.raises(ConfigError, match="too alike for diffusers' timestep code"):
         diffusers_dit.conversion_matrix(diffusers_dit.ddim_timesteps(100))

@@ -63,14 +63,12 @@ def test_last_checkpoints_are_kept(tmp_path, flags, written, kept):
 
 def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
-    with pytest.raises(CheckpointError, match="there is no such file"):
-        find_checkpoint(tmp_path / "best")
+    pytest.raises(CheckpointError, find_checkpoint, tmp_path / "best").match("there is no such file")
     for iteration, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5)):
         store.begin(iteration)
         store.commit(iteration, {BEST: {"iteration": best, "loss": 0.5}} if best else {})
         if best is None:
-            with pytest.raises(CheckpointError, match="has kept no best checkpoint"):
-                find_checkpoint(tmp_path / "best")
+            pytest.raises(CheckpointError, find_checkpoint, tmp_path / "best").match("has kept no best checkpoint")
         else:
             assert store.iterations() == sorted({best, iteration})
             assert find_checkpoint(tmp_path / "best") == store.path(best)
@@ -84,8 +82,7 @@ def test_best_checkpoint_that_is_gone_or_no_number_is_refused(tmp_path):
     assert not (tmp_path / BEST_TRACKER).exists()
     for text, message in (("2", "is iter_0000002 by its best_checkpointed"), ("two", "has kept no best checkpoint")):
         (tmp_path / BEST_TRACKER).write_text(text)
-        with pytest.raises(CheckpointError, match=message):
-            find_checkpoint(tmp_path / "best")
+        pytest.raises(CheckpointError, find_checkpoint, tmp_path / "best").match(message)
 
 
 def test_damaged_checkpoint_is_passed_over(tmp_path):
@@ -95,8 +92,7 @@ def test_damaged_checkpoint_is_passed_over(tmp_path):
     write(store, 2)
     iteration, passed = store.latest(lambda path: "cut short" if path.name.endswith("2") else None)
     assert iteration == 1 and "iter_0000002" in passed[0] and "cut short" in passed[0]
-    with pytest.raises(CheckpointError, match="no checkpoint there can be read"):
-        store.latest(lambda path: "empty")
+    pytest.raises(CheckpointError, store.latest, lambda path: "empty").match("no checkpoint there can be read")
 
 
 def test_rewrite_replaces_the_earlier_checkpoint_or_leaves_it(tmp_path, monkeypatch):
@@ -110,8 +106,7 @@ def test_rewrite_replaces_the_earlier_checkpoint_or_leaves_it(tmp_path, monkeypa
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", fails)
-    with pytest.raises(OSError, match="no space"):
-        write(store, 5)
+    pytest.raises(OSError, write, store, 5).match("no space")
     assert (store.path(5) / "data").read_text() == "5"
 
 
@@ -199,8 +194,7 @@ def test_what_is_no_folder_of_checkpoints_is_no_fresh_start(tmp_path, name, mess
     (tmp_path / "iter_0000002").mkdir()  # of another program, without the facts of a run
     (tmp_path / "renamed").mkdir()
     (tmp_path / "renamed" / RUN_FACTS).write_text("{}")
-    with pytest.raises(CheckpointError, match=message):
-        CheckpointStore(tmp_path / name).latest(lambda path: None)
+    pytest.raises(CheckpointError, CheckpointStore(tmp_path / name).latest, lambda path: None).match(message)
 
 
 def test_files_are_synced_before_a_checkpoint_becomes_visible(tmp_path, monkeypatch):
@@ -251,8 +245,7 @@ def test_impossible_fact_is_refused_with_its_key(tmp_path, key, value):
     path = tmp_path / "iter_0000002"
     path.mkdir()
     (path / RUN_FACTS).write_text(json.dumps({"iteration": 2, "consumed_samples": 16, key: value}))
-    with pytest.raises(CheckpointError, match=rf"run\.json: {key} = "):
-        read_facts(path)
+    pytest.raises(CheckpointError, read_facts, path).match(rf"run\.json: {key} = ")
 
 
 class Writer(BackgroundWriter):
@@ -306,8 +299,7 @@ def test_samples_are_counted_up_to_the_most_of_a_run(tmp_path):
         if iteration <= 2:
             assert read_facts(store.path(iteration))["consumed_samples"] == consumed
         else:
-            with pytest.raises(CheckpointError, match=r"consumed_samples = "):
-                read_facts(store.path(iteration))
+            pytest.raises(CheckpointError, read_facts, store.path(iteration)).match(r"consumed_samples = ")
 
 
 def test_a_run_saves_into_no_checkpoint_and_nowhere_inside_of_one(tmp_path):

@@ -60,18 +60,15 @@ class Harmful:
 
 def test_a_file_with_code_in_it_is_refused(tmp_path, capsys):
     torch.save({"model": Harmful()}, tmp_path / "f.pt")
-    with pytest.raises(CheckpointError, match="print"):
-        read_weights(tmp_path / "f.pt")
+    pytest.raises(CheckpointError, read_weights, tmp_path / "f.pt").match("print")
     assert "code ran" not in capsys.readouterr().out
 
 
 def test_damaged_or_unknown_file_is_refused(tmp_path):
     for name in ("cut.pt", "cut.safetensors", "weights.gguf"):
         (tmp_path / name).write_bytes(b"not a checkpoint")
-        with pytest.raises(CheckpointError, match=name):
-            read_weights(tmp_path / name)
-    with pytest.raises(CheckpointError, match="is a folder and no checkpoint"):
-        read_weights(tmp_path)
+        pytest.raises(CheckpointError, read_weights, tmp_path / name).match(name)
+    pytest.raises(CheckpointError, read_weights, tmp_path).match("is a folder and no checkpoint")
 
 
 def test_differing_tensors_are_named():

@@ -31,10 +31,8 @@ def test_batches_default_to_one_micro_batch_on_every_rank():
     assert parse("", world_size=3).global_batch_size == 12
     without = NEEDED.replace("--micro-batch-size 4", "")
     assert parse("--global-batch-size 64", 8, without).micro_batch_size == 8
-    with pytest.raises(ConfigError, match="64: is not divisible by the 6 ranks"):
-        parse("--global-batch-size 64", 6, without)
-    with pytest.raises(ConfigError, match="--micro-batch-size or --global-batch-size: is required"):
-        parse("", 1, without)
+    pytest.raises(ConfigError, parse, "--global-batch-size 64", 6, without).match("64: is not divisible by the 6 ranks")
+    pytest.raises(ConfigError, parse, "", 1, without).match("--micro-batch-size or --global-batch-size: is required")
 
 
 @pytest.mark.parametrize(("flags", "world_size", "message"), [
@@ -127,8 +125,7 @@ def test_every_target_of_a_synonym_exists():
 def test_wrong_setting_of_data_json_is_refused(tmp_path, section, message):
     content = {"dataset_param": {"data_folder": "d", "image_size": 8, **section}}
     (tmp_path / "data.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=message):
-        load_data_config(tmp_path / "data.json")
+    pytest.raises(ConfigError, load_data_config, tmp_path / "data.json").match(message)
 
 
 def test_typeset_flag_is_refused_as_it_is_written():
@@ -153,5 +150,4 @@ def test_train_args_are_the_words_of_a_shell(tmp_path):
         (b"\0" * (2 << 20), "2.0 MiB"),
     ):
         (tmp_path / "train.args").write_bytes(content)
-        with pytest.raises(ConfigError, match=message):
-            read_train_args(tmp_path / "train.args")
+        pytest.raises(ConfigError, read_train_args, tmp_path / "train.args").match(message)

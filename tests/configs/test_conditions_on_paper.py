@@ -36,8 +36,7 @@ def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
 def test_missing_tensor_and_other_dimensions_are_refused():
     assert shape_of({"a": (2, 3)}, "a", 2) == (2, 3)
     for name, words in (("a", r"SOURCE: a is \(2, 3\), expected 4 dimensions"), ("b", "SOURCE: b is missing")):
-        with pytest.raises(CheckpointError, match=words):
-            shape_of({"a": (2, 3)}, name, 4)
+        pytest.raises(CheckpointError, shape_of, {"a": (2, 3)}, name, 4).match(words)
 
 
 def test_a_setting_of_an_optimizer_that_is_a_flag_already_is_named(monkeypatch):

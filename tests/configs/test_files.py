@@ -32,8 +32,7 @@ def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monke
 
     monkeypatch.setattr(Path, "read_bytes", failing)
     monkeypatch.setattr("builtins.open", failing)
-    with pytest.raises(UnusableFile, match="cannot be read: Input/output error"):
-        read(path)
+    pytest.raises(UnusableFile, read, path).match("cannot be read: Input/output error")
 
 
 @pytest.mark.parametrize(("path", "command"), [

@@ -42,5 +42,4 @@ def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(run.os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
     for check, name in ((check_output_file, "file"), (check_output_file, "new"), (check_output_folder, "")):
-        with pytest.raises(ConfigError, match="change its permissions"):
-            check("--flag", tmp_path / name)
+        pytest.raises(ConfigError, check, "--flag", tmp_path / name).match("change its permissions")

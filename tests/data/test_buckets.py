@@ -156,8 +156,7 @@ def test_a_micro_batch_that_would_have_two_shapes_is_refused():
     order = BucketOrder(BUCKETS, 4, seed=0)
     with pytest.raises(ConfigError, match=r"--micro-batch-size = 3: does not divide .*bucket_group: 4 % 3 = 1"):
         order.check(3)
-    with pytest.raises(ConfigError, match="does not divide the 6 samples that the run has consumed"):
-        order.check(4, start=6)
+    pytest.raises(ConfigError, order.check, 4, start=6).match("does not divide the 6 samples that the run has consumed")
 
 
 def test_a_batch_has_the_shape_of_its_bucket_in_all_its_arrays(tmp_path, images):
@@ -266,8 +265,7 @@ def test_cache_made_for_other_buckets_is_refused(encoded):
     ({"bucket_group": 0}, "bucket_group = 0"),
 ])  # fmt: skip
 def test_impossible_buckets_are_refused(tmp_path, images, param, message):
-    with pytest.raises(UserError, match=message):
-        opened(tmp_path, images, **param)
+    pytest.raises(UserError, opened, tmp_path, images, **param).match(message)
 
 
 def test_bucket_with_less_than_a_group_is_refused(tmp_path, images, capsys):

@@ -85,8 +85,7 @@ def test_budget_makes_its_rectangles_for_every_number_of_frames(tmp_path, clips)
     ({"buckets": None, "max_width": 8, "max_height": 8}, "dataset_param.num_frames: this key is required"),
 ])  # fmt: skip
 def test_what_does_not_go_with_clips_is_named(tmp_path, clips, param, message):
-    with pytest.raises(UserError, match=message):
-        opened(tmp_path, clips, **param)
+    pytest.raises(UserError, opened, tmp_path, clips, **param).match(message)
 
 
 def test_losses_of_cached_clips_equal_encoding_online(tmp_path):

@@ -99,8 +99,7 @@ def test_only_the_states_of_tokens_are_kept_where_padding_is_zero(framework, dig
     assert first["text.states"].shape == (13, 64) and first["mean"].shape == (2, 1, 16, 3, 4, 4) and "std" not in first
     assert load_file(tmp_path / "cache/null.safetensors")["text.tokens"].tolist() == [1]
     write_configs(tmp_path, digits, text={"zero_padding": True})
-    with pytest.raises(ConfigError, match="contains only the mean of the posterior, and model"):
-        from_cache(tmp_path)
+    pytest.raises(ConfigError, from_cache, tmp_path).match("contains only the mean of the posterior, and model")
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +124,7 @@ def made(framework, digits, tmp_path_factory):
 ])  # fmt: skip
 def test_cache_made_otherwise_is_refused(made, digits, changes, words):
     write_configs(made, digits, **changes)
-    with pytest.raises(ConfigError, match=f"was made with {words}"):
-        from_cache(made)
+    pytest.raises(ConfigError, from_cache, made).match(f"was made with {words}")
 
 
 def test_cache_of_changed_clips_or_captions_is_refused(made, digits, tmp_path):
@@ -138,12 +136,10 @@ def test_cache_of_changed_clips_or_captions_is_refused(made, digits, tmp_path):
     entries = json.loads(annotation.read_text())
     entries[3]["cap"] = "another"
     annotation.write_text(json.dumps(entries))
-    with pytest.raises(DataError, match=f"another caption.*{entries[3]['path']}"):
-        from_cache(tmp_path)
+    pytest.raises(DataError, from_cache, tmp_path).match(f"another caption.*{entries[3]['path']}")
     annotation.write_text((digits / "annotation.json").read_text())
     video.write_bytes(video.read_bytes() + b"\0")
-    with pytest.raises(DataError, match=f"changed or added, 1 in all: videos/{video.name}"):
-        from_cache(tmp_path)
+    pytest.raises(DataError, from_cache, tmp_path).match(f"changed or added, 1 in all: videos/{video.name}")
     video.unlink()
     from_cache(tmp_path)
     annotation.unlink()
@@ -156,8 +152,7 @@ def test_cache_made_with_other_files_is_refused(made, digits, tmp_path, capsys):
     changes = {"text": {"tokenizer": str(tmp_path)}}
     write_configs(made, digits, **changes)
     words = r"precision: 'tokenizer \w{12}' there and 'tokenizer \w{12}' here\n"
-    with pytest.raises(ConfigError, match=words):
-        from_cache(made)
+    pytest.raises(ConfigError, from_cache, made).match(words)
     assert cached(made, digits, **changes) == 2  # nor may it be filled up
     assert re.search(words, capsys.readouterr().err)
 
@@ -185,5 +180,4 @@ def test_not_finite_latents_and_missing_tokens_are_refused(made, tmp_path):
         cache.read_latents(np.arange(5), np.zeros(5, int))
     del tensors["text.tokens"]
     save_file(tensors, path)
-    with pytest.raises(DataError, match=r"holds no text\.tokens"):
-        Cache(tmp_path / "cache", "dataset_param.features")
+    pytest.raises(DataError, Cache, tmp_path / "cache", "dataset_param.features").match(r"holds no text\.tokens")

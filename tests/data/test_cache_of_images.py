@@ -170,8 +170,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsy
     (copy_of(made, tmp_path) / "index.json").unlink()
     shard_path(tmp_path, 1).unlink()
     kept = shard_path(tmp_path, 0).stat().st_mtime_ns
-    with pytest.raises(DataError, match="no finished cache"):
-        open_cache(tmp_path)
+    pytest.raises(DataError, open_cache, tmp_path).match("no finished cache")
     assert cache(home, tmp_path) == 0
     assert "4 of 11 images encoded" in capsys.readouterr().out
     assert shard_path(tmp_path, 0).stat().st_mtime_ns == kept
@@ -186,8 +185,7 @@ def test_cache_of_another_autoencoder_or_crop_is_refused(home, made, tmp_path, c
         ("bf16.json", "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
     ):
         model, data = load(home, made, name)
-        with pytest.raises(ConfigError, match=words):
-            open_data(model, data.dataset_param)
+        pytest.raises(ConfigError, open_data, model, data.dataset_param).match(words)
         assert cache(home, made, model=name) == 2  # nor may it be filled up
         assert words in capsys.readouterr().err
     index = json.loads((copy_of(made, tmp_path) / "index.json").read_text())
@@ -195,8 +193,7 @@ def test_cache_of_another_autoencoder_or_crop_is_refused(home, made, tmp_path, c
         made_by = {**index["made_by"], "pixels": index["made_by"]["pixels"].replace(before, value)}
         (tmp_path / "index.json").write_text(json.dumps({**index, "made_by": made_by}))
         model, data = load(home, tmp_path)
-        with pytest.raises(ConfigError, match="another size or crop: '"):
-            open_data(model, data.dataset_param)
+        pytest.raises(ConfigError, open_data, model, data.dataset_param).match("another size or crop: '")
 
 
 def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
@@ -204,8 +201,7 @@ def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
     extra = home / "images" / "even" / "extra.png"
     extra.write_bytes((home / "images" / "even" / "0.png").read_bytes())
     try:
-        with pytest.raises(DataError, match="was made of 11 images"):
-            open_rows(data.dataset_param, 2)
+        pytest.raises(DataError, open_rows, data.dataset_param, 2).match("was made of 11 images")
     finally:
         extra.unlink()
     elsewhere = dataclasses.replace(data.dataset_param, data_folder=str(home / "gone"))
@@ -231,8 +227,7 @@ def test_cache_of_changed_files_is_refused(home, tmp_path, kind, monkeypatch):
     param = dataclasses.replace(param, latents=str(tmp_path / "made"))
     notes = open_data(model, param).rows.notes
     added = shutil.copy(other, other.with_stem("train-new"))
-    with pytest.raises(DataError, match=r"added, 1 in all: .*train-new|holds 12"):
-        open_data(model, param)
+    pytest.raises(DataError, open_data, model, param).match(r"added, 1 in all: .*train-new|holds 12")
     added.unlink()
     os.utime(file, ns=(1, 1))
     assert open_data(model, param).rows.notes == notes
@@ -246,11 +241,9 @@ def test_cache_of_changed_files_is_refused(home, tmp_path, kind, monkeypatch):
     os.utime(file, ns=(times, times))
     open_data(model, param)  # of many files, one with the same size and time is not read
     monkeypatch.setattr("mindspeed_mm_dit.data.cache_index.READ_BYTES", 2**28)
-    with pytest.raises(DataError, match="changed or added, 1 in all"):
-        open_data(model, param)
+    pytest.raises(DataError, open_data, model, param).match("changed or added, 1 in all")
     shutil.copy(other, file)
-    with pytest.raises(DataError, match=f"changed or added, 1 in all: {file.relative_to(folder)}"):
-        open_data(model, param)
+    pytest.raises(DataError, open_data, model, param).match(f"changed or added, 1 in all: {file.relative_to(folder)}")
     assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 2
     (tmp_path / "made/sources.jsonl").rename(tmp_path / "sources.jsonl")  # as of an earlier version
     assert len(open_data(model, param).rows.notes) == len(notes) + 1
@@ -323,8 +316,7 @@ def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, v
     with pytest.raises(DataError, match=r"rows-00001\.safetensors: row 6, odd/1\.png, has a value that is not finite"):
         reader.read(np.array([5, 6, 7]), np.array([False, False, False]))
     (tmp_path / "rows.jsonl").unlink()
-    with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):
-        open_rows(data.dataset_param, 2)
+    pytest.raises(DataError, open_rows, data.dataset_param, 2).match(r"rows\.jsonl cannot be read")
 
 
 def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
@@ -402,5 +394,4 @@ def test_vectors_of_another_source_are_kept(home, tmp_path, monkeypatch):
 
 def test_cache_of_version_0_1_is_refused(tmp_path):
     (tmp_path / "index.json").write_text(json.dumps({"identity": {"image_size": 16}, "num_images": 3}))
-    with pytest.raises(DataError, match=r"was made by version 0\.1(.|\n)*mm-dit cache-latents"):
-        open_cache(tmp_path)
+    pytest.raises(DataError, open_cache, tmp_path).match(r"was made by version 0\.1(.|\n)*mm-dit cache-latents")

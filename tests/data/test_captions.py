@@ -165,17 +165,14 @@ def test_tokenizer_that_fails_on_its_first_text_is_refused(tokenizer_folder, tmp
     content = json.loads(file.read_text())
     content[part] |= damage
     file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=str(tmp_path / "bad")):
-        tokenizer(tmp_path / "bad")
+    pytest.raises(DataError, tokenizer, tmp_path / "bad").match(str(tmp_path / "bad"))
 
 
 def test_tokenizer_lies_next_to_the_encoder_or_in_its_folder(tmp_path):
     config = UMT5Config(str(tmp_path / "text_encoder"))
     assert config.tokenizer_folder == tmp_path / "tokenizer"
-    with pytest.raises(DataError, match="there is no such folder"):
-        tokenizer(tmp_path / "tokenizer")
-    with pytest.raises(DataError, match="is not a tokenizer"):
-        tokenizer(tmp_path)
+    pytest.raises(DataError, tokenizer, tmp_path / "tokenizer").match("there is no such folder")
+    pytest.raises(DataError, tokenizer, tmp_path).match("is not a tokenizer")
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder/tokenizer_config.json").write_text("{}")
     assert config.tokenizer_folder == tmp_path / "text_encoder"

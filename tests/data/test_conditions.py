@@ -83,8 +83,7 @@ def test_what_is_asked_for_has_the_arrays_of_a_training_batch():
 
 
 def test_unusable_conditions_are_refused():
-    with pytest.raises(ConfigError, match="vector of width 4"):
-        batch(Conditions(Vector(4, 0.1)), rows(np.eye(ROWS, 3)))
+    pytest.raises(ConfigError, batch, Conditions(Vector(4, 0.1)), rows(np.eye(ROWS, 3))).match("vector of width 4")
     with pytest.raises(DataError, match="has a vector that is not finite"):
         batch(Conditions(Vector(4, 0.1)), rows(np.full((ROWS, 4), np.nan)))
     with pytest.raises(ConfigError, match="'text': is the name of two conditions"):

@@ -94,8 +94,7 @@ def test_single_class_holds_every_image_below_the_folder(folder, tmp_path_factor
         param(folder, single_class=True, index="labels.csv")
     alone = tmp_path_factory.mktemp("alone")
     shutil.copy(folder / "loose.png", alone)
-    with pytest.raises(DataError, match=r"dataset_param\.single_class"):
-        open_rows(param(alone), 1)
+    pytest.raises(DataError, open_rows, param(alone), 1).match(r"dataset_param\.single_class")
 
 
 @pytest.mark.parametrize("labels", [("0", "1"), ("cat", "dog")])
@@ -179,8 +178,7 @@ def test_of_a_large_data_set_it_is_said_that_only_headers_were_checked(folder, m
     (folder / "cat/0.png").write_bytes(whole[:45])
     index = open_rows(param(folder), 2)
     assert len(index) == 6 and "only the headers were checked" in index.notes[0]
-    with pytest.raises(DataError, match=r"0\.png cannot be decoded"):
-        open_rows(param(folder), 2, decode_all=True)
+    pytest.raises(DataError, open_rows, param(folder), 2, decode_all=True).match(r"0\.png cannot be decoded")
 
 
 def test_copies_are_found_among_files_of_one_size_and_gone_ones_are_no_copies(folder):

@@ -87,8 +87,7 @@ def test_column_of_no_text_is_refused(tmp_path):
     table = parquet.read_table(tmp_path / "a/train-00000.parquet").set_column(1, "texts", pyarrow.array(range(12)))
     parquet.write_table(table, tmp_path / "a/train-00000.parquet")
     for column, words in (("texts", "row 0 has a texts that is not text: 0"), ("text", r"column text: is not there")):
-        with pytest.raises(DataError, match=words):
-            opened(tmp_path / "a", found | {"captions": column})
+        pytest.raises(DataError, opened, tmp_path / "a", found | {"captions": column}).match(words)
 
 
 def test_line_ends_with_a_line_feed_alone(tmp_path):
@@ -120,12 +119,10 @@ def test_caption_of_another_image_and_two_captions_are_refused(tmp_path):
     place = tmp_path / "a/first"
     (place / "00.png").rename(place / "A.png")
     (place / "00.txt").rename(place / "a.txt")
-    with pytest.raises(DataError, match=r"has no caption: there is no A\.txt"):
-        opened(tmp_path / "a", found)
+    pytest.raises(DataError, opened, tmp_path / "a", found).match(r"has no caption: there is no A\.txt")
     for name in ("A.TXT", "A.Txt"):
         (place / name).write_text("a one")
-    with pytest.raises(DataError, match=r"has captions in A\.TXT and in A\.Txt: keep one"):
-        opened(tmp_path / "a", found)
+    pytest.raises(DataError, opened, tmp_path / "a", found).match(r"has captions in A\.TXT and in A\.Txt: keep one")
 
 
 @pytest.mark.parametrize(("section", "message"), [
@@ -141,8 +138,7 @@ def test_caption_of_another_image_and_two_captions_are_refused(tmp_path):
     ({"caption_dropout_prob": 1.5}, "caption_dropout_prob = 1.5"),
 ])  # fmt: skip
 def test_impossible_captions_setting_is_refused(section, message):
-    with pytest.raises(ConfigError, match=message):
-        DatasetParam("a", 8, **section)
+    pytest.raises(ConfigError, DatasetParam, "a", 8, **section).match(message)
 
 
 @pytest.mark.extended

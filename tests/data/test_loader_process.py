@@ -77,8 +77,7 @@ def test_killed_process_is_named_with_its_signal():
     batches = apart(Drawn(), 9)
     reader = int(next(batches)["process"])
     os.kill(reader, signal.SIGKILL)
-    with pytest.raises(PlatformError, match=rf"\({reader}\): ended with signal 9\n.*--num-workers"):
-        list(batches)
+    pytest.raises(PlatformError, list, batches).match(rf"\({reader}\): ended with signal 9\n.*--num-workers")
     assert not lives(reader)
 
 

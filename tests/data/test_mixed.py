@@ -77,8 +77,7 @@ def opened(place, name="whole", **changed):
 
 def test_images_among_clips_are_videos_of_one_frame(place):
     mixed, of_images = opened(place), 14
-    with pytest.raises(ConfigError, match="cannot be cached together"):
-        mixed.param.pixel_cache_key()
+    pytest.raises(ConfigError, mixed.param.pixel_cache_key).match("cannot be cached together")
     assert mixed.rows.shapes.shape == (31, 3) and mixed.rows.classes == ("bright", "dark")
     assert set(map(tuple, mixed.rows.shapes.tolist())) == {(9, 8, 12), (9, 12, 8), (1, 8, 12), (1, 8, 8)}
     samples = mixed.samples(mixed.rows, 0, True, lambda *_: {})
@@ -148,5 +147,4 @@ def test_held_out_samples_of_all_sources_are_read_once(place):
     ({"bucket_group": 2}, "bucket_group = 2: unknown key"),
 ])  # fmt: skip
 def test_sources_that_do_not_go_together_are_refused(place, changed, message):
-    with pytest.raises(UserError, match=message):
-        opened(place, "refused", **changed)
+    pytest.raises(UserError, opened, place, "refused", **changed).match(message)

@@ -60,5 +60,4 @@ def test_data_that_does_not_fit_is_refused(model, model_json, param):
         open_data(model, SOURCE_CONFIGS["image_folder"](param.data_folder, 8))
     with pytest.raises(DataError, match=r"turned\.npz: holds no turned images"):
         open_data(model, dataclasses.replace(param, data_folder=param.data_folder + "/none"))
-    with pytest.raises(ConfigError, match="registered already"):
-        register_source("clips", TURNED)
+    pytest.raises(ConfigError, register_source, "clips", TURNED).match("registered already")

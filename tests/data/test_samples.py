@@ -99,8 +99,7 @@ def test_configs_that_contradict_each_other_are_refused(configs):
         DataSet(MultiModalArguments(model, data, None, {}), 0).check(NUM_IMAGES + 1)
     larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
     words = "image_size = 16: makes latents of 16 x 16, and the predictor takes 8 x 8: images of 8 x 8 pixels"
-    with pytest.raises(ConfigError, match=words):
-        open_samples(model, larger)
+    pytest.raises(ConfigError, open_samples, model, larger).match(words)
 
 
 @pytest.fixture

@@ -199,8 +199,7 @@ def test_parquet_without_images_or_labels_is_refused(tmp_path, columns, message)
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=message):
-        open_rows(param(tmp_path, "parquet"), 2)
+    pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match(message)
 
 
 def test_classes_of_parquet_are_listed_once_or_are_numbers(tmp_path):
@@ -238,8 +237,7 @@ def open_rows_again(index):
 def test_splits_are_chosen_by_name(tmp_path):
     write_tars(tmp_path)
     write_tar(tmp_path / "test-00000.tar", [("x", {".png": png(99), ".cls": b"1"})])
-    with pytest.raises(DataError, match=r"holds the splits test, train"):
-        open_rows(param(tmp_path, "webdataset"), 2)
+    pytest.raises(DataError, open_rows, param(tmp_path, "webdataset"), 2).match(r"holds the splits test, train")
     for split, rows in (("train", ROWS), ("test", 1)):
         assert len(open_rows(param(tmp_path, "webdataset", split=split), 2)) == rows
     with pytest.raises(DataError, match=r"\.tar, and whose names begin with 'valid'"):
@@ -255,10 +253,8 @@ def test_what_is_no_shard_is_refused(tmp_path):
     (tmp_path / "train-00001.tar").write_bytes(whole)
     with pytest.raises(DataError, match=r"train-00000\.tar: row 1: label 1: is outside 0 \.\.\. 0"):
         open_rows(param(tmp_path, "webdataset"), 1)
-    with pytest.raises(DataError, match=r"\.parquet(?!, and)"):
-        open_rows(param(tmp_path, "parquet"), 2)
-    with pytest.raises(ConfigError, match="index"):
-        param(tmp_path, "webdataset", index="labels.csv")
+    pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match(r"\.parquet(?!, and)")
+    pytest.raises(ConfigError, param, tmp_path, "webdataset", index="labels.csv").match("index")
     write_tar(tmp_path / "empty/train-0.tar", [("a", {".txt": b"x"})])
     for labelled, wanted in ((True, "no images with labels"), (False, "no images")):
         with pytest.raises(DataError, match=rf"its shards hold {wanted} \(left out: 1 file\(s\) of samples"):

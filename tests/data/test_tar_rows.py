@@ -86,8 +86,7 @@ def test_unusable_sample_is_refused(tmp_path, files, message):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, content in files.items():
             add(archive, name, content)
-    with pytest.raises(DataError, match=message):
-        scan_tar(tmp_path / "a.tar", ShardQuery())
+    pytest.raises(DataError, scan_tar, tmp_path / "a.tar", ShardQuery()).match(message)
 
 
 @pytest.mark.parametrize(("names", "labels", "left_out"), [

@@ -57,8 +57,7 @@ def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
     import torch
 
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-    with pytest.raises(PlatformError, match=r"2\.13\.0"):
-        contract.check_engine()
+    pytest.raises(PlatformError, contract.check_engine).match(r"2\.13\.0")
     monkeypatch.setattr(native, "torch_version", lambda: "2.13.0")
     assert registry._detect_host().name == "standalone"
     monkeypatch.setattr(torch, "__version__", "2.9.0+cpu")
@@ -78,13 +77,11 @@ def test_name_that_the_engine_lacks_is_refused_before_import(engine, module, sou
         shutil.rmtree(engine / module)
     else:
         (engine / module).unlink()
-    with pytest.raises(PlatformError, match=re.escape(lacking)):
-        contract.check_engine()
+    pytest.raises(PlatformError, contract.check_engine).match(re.escape(lacking))
 
 
 def test_engine_that_is_not_installed_is_refused():
-    with pytest.raises(PlatformError, match="mindspeed_mm, mindspeed"):
-        contract.check_engine()
+    pytest.raises(PlatformError, contract.check_engine).match("mindspeed_mm, mindspeed")
 
 
 def test_plugin_of_a_yaml_attaches_when_it_is_imported():

@@ -39,8 +39,7 @@ def test_files_hold_the_samples_of_the_run(configs):
     index = json.loads(Path(written["dataset_param"]["basic_parameters"]["data_path"]).read_text())
     assert [entry["file"] for entry in index] == [f"{number}.pt" for number in range(66)]
     assert theirs["load_text_features"] is True and theirs["load_video_features"] is False
-    with pytest.raises(ConfigError, match="--samples"):
-        write(configs, 0)
+    pytest.raises(ConfigError, write, configs, 0).match("--samples")
 
 
 def test_latents_of_a_cache_are_drawn_and_scaled():

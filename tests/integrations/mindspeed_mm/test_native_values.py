@@ -30,11 +30,9 @@ REFUSED = [
 @pytest.mark.parametrize(("key", "value"), REFUSED)
 def test_value_that_its_flag_does_not_take_is_refused(key, value):
     values = {**parse(WORDS.split(), 2).flags(), {**FLAGS, **COUNTED}[key]: value}
-    with pytest.raises(ConfigError, match=f"run.yaml: .*{key}"):
-        checked_values(values, "run.yaml", 2)
+    pytest.raises(ConfigError, checked_values, values, "run.yaml", 2).match(f"run.yaml: .*{key}")
 
 
 def test_schedule_that_the_engine_would_ignore_is_refused():
     flags = parse([*WORDS.split(), "--lr-decay-style", "linear", "--min-lr", "1e-4"], 2)
-    with pytest.raises(ConfigError, match="lr_decay_style"):
-        checked_values(flags.flags(), "run.yaml", 2)
+    pytest.raises(ConfigError, checked_values, flags.flags(), "run.yaml", 2).match("lr_decay_style")
