@@ -235,7 +235,7 @@ def test_times_are_shifted_by_the_size_of_each_bucket(encoded):
 
 
 def test_cache_made_for_other_buckets_is_refused(encoded):
-    with pytest.raises(ConfigError, match="8 x 8.* there and .* here"):
+    with pytest.raises(ConfigError, match=r"8 x 8.* there and .* here"):
         samples_of(encoded, latents=str(encoded / "cache"), buckets=((8, 12), (12, 8)))
 
 

@@ -1,24 +1,21 @@
+"""The embedded data sets are the same files each time, and hold what their captions and classes say."""
+
 import json
+import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("tokenizers", reason="requirements/video.txt")
 
 from mindspeed_mm_dit.configs.images import ClipsParam
+from mindspeed_mm_dit.data.builtin import IMAGES
 from mindspeed_mm_dit.data.clip_reader import ClipReader
 from mindspeed_mm_dit.tools.evaluate import demo
-from mindspeed_mm_dit.tools.evaluate.demo import (
-    CAPTIONS,
-    DIRECTIONS,
-    HELD_OUT,
-    NAMES,
-    OFFSETS,
-    _draw,
-    moving,
-    write_moving_digits,
-)
+from mindspeed_mm_dit.tools.evaluate.demo import NAMES, _draw, moving
+from mindspeed_mm_dit.tools.evaluate.demo_judges import BUILT_IN
 from tests.data_fixtures import open_rows
 
 CLIPS = 12
@@ -26,14 +23,12 @@ CLIPS = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setattr(demo, "NUM_CLIPS", CLIPS)
-    place = tmp_path_factory.mktemp("a") / "moving_digits"
-    write_moving_digits(place)
-    again = tmp_path_factory.mktemp("b") / "moving_digits"
-    write_moving_digits(again)
-    patch.undo()
-    return place, again
+    places = [tmp_path_factory.mktemp(name) / "moving_digits" for name in "ab"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "NUM_CLIPS", CLIPS)
+        for place in places:
+            demo.write_moving_digits(place)
+    return places
 
 
 def contents(folder):
@@ -41,14 +36,12 @@ def contents(folder):
 
 
 def test_same_files_are_written_each_time_with_what_was_drawn(folder):
-    from sklearn.datasets import load_digits
-
     first, second = map(contents, folder)
     assert len(first) == CLIPS + 1 + 2 + 2 and first == second
     entries = json.loads((folder[0] / "annotation.json").read_text())
     param = ClipsParam(str(folder[0]), str(folder[0] / "annotation.json"), 9, 48, 48)
     pixels = ClipReader(open_rows(param), param).read(np.arange(CLIPS), np.zeros(CLIPS)).arrays["pixels"]
-    digits = load_digits()
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
     for number, entry in enumerate(entries):
         caption, direction, place = _draw(number, NAMES[digits.target[number]])
         assert entry["cap"] == caption == f"a {NAMES[digits.target[number]]} moves {direction}"
@@ -57,10 +50,11 @@ def test_same_files_are_written_each_time_with_what_was_drawn(folder):
 
 
 def test_of_each_direction_one_caption_has_no_clip():
-    assert set(HELD_OUT) < set(CAPTIONS) and sorted(c.split()[-1] for c in HELD_OUT) == sorted(DIRECTIONS)
+    held_out = set(demo.HELD_OUT)
+    assert held_out < set(demo.CAPTIONS) and sorted(c.split()[-1] for c in held_out) == sorted(demo.DIRECTIONS)
     drawn = {_draw(number, name)[0] for number in range(200) for name in NAMES}
-    assert drawn == set(CAPTIONS) - set(HELD_OUT)
-    assert {_draw(number, "two")[2] for number in range(100)} == set(OFFSETS)
+    assert drawn == set(demo.CAPTIONS) - held_out
+    assert {_draw(number, "two")[2] for number in range(100)} == set(demo.OFFSETS)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +67,19 @@ def test_digit_moves_two_pixels_a_frame_as_its_caption_says(direction, axis, sig
     starts = np.array([np.argwhere(frame).min(0) for frame in frames])
     assert np.diff(starts[:, axis - 1]).tolist() == [2 * sign] * 8 and sorted(starts[[0, -1], axis - 1]) == [0, 16]
     assert (starts[:, 2 - axis] == 5).all()
+
+
+def test_inverted_digits_are_four_of_each_black_on_white_and_so_is_their_score(tmp_path):
+    IMAGES["inverted_digits"].write(tmp_path / "inverted_digits")
+    files = sorted((tmp_path / "inverted_digits").glob("*/*.png"))
+    assert [sum(file.parent.name == str(label) for file in files) for label in range(10)] == [4] * 10
+    images = np.stack([np.asarray(Image.open(file)) for file in files])
+    assert images.shape == (40, 8, 8) and (images > 127).mean() > 0.6
+    digits = demo.read_digits()
+    first = np.flatnonzero(digits.labels == 7)[0]
+    assert np.array_equal(255 - images[28], np.round(digits.images[first] * (255 / 16)).astype(np.uint8))
+    white = np.round(digits.images[1200:] * (255 / 16)).astype(np.uint8)[..., None]
+    asked = {"label": digits.labels[1200:]}
+    scores = (BUILT_IN["inverted_digits", "label"].score(images, asked) for images in (255 - white, white))
+    black, unchanged = (float(re.match(r"inverted, digits score: ([\d.]+)%", score)[1]) for score in scores)
+    assert black > 95 and unchanged < 20
