@@ -2,6 +2,7 @@
 import importlib
 import json
 import shutil
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -26,16 +27,13 @@ from mindspeed_mm_dit.tools.evaluate.demo import CAPTIONS, write_tokenizer
 from tests.text_encoder_fixtures import write_byte_tokenizer, write_clip_tokenizer
 
 
-def test_caption_is_cleaned_as_those_of_wan():
-    for caption, clean in {
-        "A dog.": "A dog.",
-        "  two\n words\t here ": "two words here",
-        "a &amp;lt;b&amp;gt; c": "a <b> c",  # escaped twice
-        "cafÃ©": "café",
-        "it\u2019s": "it's",
-        "&nbsp;": "",
-    }.items():
-        assert clean_caption(caption) == clean
+@pytest.mark.parametrize(("caption", "clean"), [
+    ("A dog.", "A dog."), ("  two\n words\t here ", "two words here"), ("cafÃ©", "café"), ("it\u2019s", "it's"),
+    ("a &amp;lt;b&amp;gt; c", "a <b> c"),  # escaped twice
+    ("&nbsp;", ""),
+])  # fmt: skip
+def test_caption_is_cleaned_as_those_of_wan(caption, clean):
+    assert clean_caption(caption) == clean
 
 
 TEXTS = [
@@ -100,16 +98,13 @@ def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
     else:
         write_byte_tokenizer(tmp_path, "mistral3" if kind is Mistral3Config else "qwen3")
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    config = kind("nowhere", str(tmp_path), max_length=300).with_published_settings(
-        source[0] if len(source) == 1 else {}
-    )
+    published = source[0] if len(source) == 1 else {}
+    config = kind("nowhere", str(tmp_path), max_length=300).with_published_settings(published)
     texts = [text or getattr(config, "empty_caption", "") for text in TEXTS]
     if kind is CLIPTextConfig and not hasattr(tokenizer, "fix_text"):  # transformers 5: hold to what 4 reads
         texts = [fix_text(text).lower() for text in texts]
-    if len(source) == 1:
-        expected = ids_of_chat(tokenizer, texts, config)
-    else:
-        expected = ids_of_pipeline(*source, tokenizer, texts, config)
+    ids_of = ids_of_chat if len(source) == 1 else partial(ids_of_pipeline, *source)
+    expected = ids_of(tokenizer, texts, config)
     ids, mask = CaptionTokenizer(config)(TEXTS)
     for text, row, real, reference in zip(TEXTS, ids, mask, expected):
         tokens = row[real == 1].tolist()
@@ -156,14 +151,11 @@ def test_captions_that_are_too_long_or_empty_are_problems(tokenizer_folder):
         assert "no words" in caption_problems(tokenizer(tokenizer_folder), [caption])[0]
 
 
-@pytest.mark.parametrize(
-    ("part", "damage"), [("model", {"unk_token": "x"}), ("post_processor", {"special_tokens": {}})]
-)
-def test_tokenizer_that_fails_on_its_first_text_is_refused(tokenizer_folder, tmp_path, part, damage):
-    shutil.copytree(tokenizer_folder, tmp_path / "bad")
-    file = tmp_path / "bad/tokenizer.json"
+@pytest.mark.parametrize(("part", "lost"), [("model", {"unk_token": "x"}), ("post_processor", {"special_tokens": {}})])
+def test_tokenizer_that_fails_on_its_first_text_is_refused(tokenizer_folder, tmp_path, part, lost):
+    file = shutil.copytree(tokenizer_folder, tmp_path / "bad") / "tokenizer.json"
     content = json.loads(file.read_text())
-    content[part] |= damage
+    content[part] |= lost
     file.write_text(json.dumps(content))
     pytest.raises(DataError, tokenizer, tmp_path / "bad").match(str(tmp_path / "bad"))
 
