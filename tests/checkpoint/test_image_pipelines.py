@@ -114,7 +114,6 @@ def our_picture(place, config, asked, *adapters):
 
 def their_picture(pipeline, config, asked, predictor):
     import torch
-
     from mindspeed_mm_dit.models.joint import pack
 
     noise = torch.from_numpy(normals(3, Stream.SAMPLE_START, np.array([0]), config.latent_shape))
@@ -181,7 +180,6 @@ def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp
 @pytest.mark.parametrize("name", ["flux", "qwen_image"])
 def test_times_shifted_by_tokens_are_those_of_the_pipeline(name):
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
     from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
     from mindspeed_mm_dit.integrations.formats.pipelines import _sampling_times
     from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times

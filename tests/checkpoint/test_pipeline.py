@@ -86,7 +86,6 @@ def drawn_there(folder, labels, monkeypatch, **steps):
     import diffusers
     import torch
     from diffusers.pipelines.dit import pipeline_dit
-
     from mindspeed_mm_dit.data.order import Stream, normals
 
     def ours(shape, **_):

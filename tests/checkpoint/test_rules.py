@@ -59,7 +59,6 @@ def test_names_and_shapes_are_those_of_diffusers():
 def test_outputs_equal_those_of_diffusers(tmp_path, framework, direction):
     import torch
     from diffusers import DiTTransformer2DModel
-
     from mindspeed_mm_dit.framework import runtime
     from mindspeed_mm_dit.models.dit import DiT
 

@@ -212,18 +212,14 @@ def test_the_digits_are_written_as_an_image_folder(digits_folder):
     np.testing.assert_allclose(load_pixels(index.paths[17], 8, 1)[0] * (16 / 255), real.images[17], atol=0.04)
 
 
-@pytest.mark.parametrize(
-    ("ending", "options"), [("png", {}), ("png", {"transparency": 40000}), ("tif", {}), ("pgm", {})]
-)
-def test_grey_of_16_bits_is_scaled_and_rounded_to_the_nearest_of_8(tmp_path, ending, options):
+@pytest.mark.parametrize(("ending", "how"), [("png", {}), ("png", {"transparency": 40000}), ("tif", {}), ("pgm", {})])
+def test_grey_of_16_bits_is_scaled_and_rounded_to_the_nearest_of_8(tmp_path, ending, how):
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(ramp).save(tmp_path / f"ramp.{ending}", **options)
+    Image.fromarray(ramp).save(tmp_path / f"ramp.{ending}", **how)
     for channels in (1, 3):
         pixels = load_pixels(str(tmp_path / f"ramp.{ending}"), 8, channels)
         np.testing.assert_allclose(pixels, np.broadcast_to(ramp / 257, pixels.shape), atol=0.5)
-    steps = np.arange(0, 255, 8).reshape(
-        4, 8
-    )  # one step of 8 bits is 257 of 16: from 129 on a value belongs to the next
+    steps = np.arange(0, 255, 8).reshape(4, 8)  # one step is 257: from 129 on a value belongs to the next
     for more, rounded in ((-128, 0), (-129, -1), (0, 0), (128, 0), (129, 1)):
         Image.fromarray(np.clip(257 * (steps + 1) + more, 0, 65535).astype(np.uint16)).save(tmp_path / "grey.png")
         assert (load_pixels(str(tmp_path / "grey.png"), 4, 1)[0] == steps[:, 2:6] + 1 + rounded).all()

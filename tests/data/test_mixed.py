@@ -96,27 +96,23 @@ def test_images_among_clips_are_videos_of_one_frame(place):
 def test_a_sample_without_images_beside_it_has_its_own_frames_there():
     """Of clips with a first and a last frame beside them, and of images without."""
     clips = np.arange(2 * 3 * 5, dtype=np.uint8).reshape(2, 1, 3, 5, 1)
-    extra_images = {
-        "first_image": np.full((2, 1, 5, 1), 100, np.uint8),
-        "last_image": np.full((2, 1, 5, 1), 200, np.uint8),
-    }
+    levels = {"first_image": 100, "last_image": 200}
+    beside = {name: np.full((2, 1, 5, 1), level, np.uint8) for name, level in levels.items()}
     images = np.arange(10, dtype=np.uint8).reshape(2, 1, 5, 1)
-    arrays = ({"pixels": clips, **extra_images}, {"pixels": images})
-    readers = [
-        SimpleNamespace(
-            read=lambda rows, _, own=own: ReadSamples({name: array[rows] for name, array in own.items()}, rows)
-        )
-        for own in arrays
-    ]
-    facts = SimpleNamespace(source=np.array([0, 1, 0, 1]), members=lambda: [np.array([0, 2]), np.array([1, 3])])
+
+    class Reader(dict):
+        def read(self, rows, _):
+            return ReadSamples({name: array[rows] for name, array in self.items()}, rows)
 
     class Of(SimpleNamespace):
         def __len__(self):
             return 4
 
-    reader = MixedReader(Of(facts=facts, shapes=np.ones((4, 3))), readers, extra_images)
+    facts = SimpleNamespace(source=np.array([0, 1, 0, 1]), members=lambda: [np.array([0, 2]), np.array([1, 3])])
+    readers = [Reader(pixels=clips, **beside), Reader(pixels=images)]
+    reader = MixedReader(Of(facts=facts, shapes=np.ones((4, 3))), readers, beside)
     for rows, pixels, first, last in (
-        ([2, 0], clips[[1, 0]], extra_images["first_image"], extra_images["last_image"]),
+        ([2, 0], clips[[1, 0]], *beside.values()),
         ([3, 1], images[[1, 0]][:, :, None], images[[1, 0]], images[[1, 0]]),
     ):
         read = reader.read(np.array(rows), np.zeros((2, 2), int))
@@ -137,14 +133,14 @@ def test_held_out_samples_of_all_sources_are_read_once(place):
 @pytest.mark.parametrize(("changed", "message"), [
     ({"weights": (1,)}, r"weights = \[1\]"),
     ({"weights": (1, 0)}, r"weights\[1\] = 0"),
-    ({"of_images": {"bucket_group": 4}}, r"bucket_group = \[2, 4\]: must be equal"),
-    ({"of_images": {"caption_dropout_prob": 0.5}}, "caption_dropout_prob = .*must be equal"),
-    ({"of_images": {"latents": "cache"}}, r"sources\[1\]: is a cache"),
+    ({"of_images": {"bucket_group": 4}}, r"bucket_group = \[2, 4\]"),
+    ({"of_images": {"caption_dropout_prob": 0.5}}, "caption_dropout_prob = "),
+    ({"of_images": {"latents": "cache"}}, r"sources\[1\]"),
     ({"of_images": {"valid_fraction": 0.1}}, r"sources\[1\].valid_fraction"),
-    ({"of_images": {"image_sizes": 8}}, r"sources\[1\]: image_sizes = 8: unknown key"),
-    ({"of_clips": {"label_key": None}}, "its samples have no label or caption"),
-    ({"of_images": {"single_class": True}}, "has the classes pictures, and the first source bright, dark"),
-    ({"bucket_group": 2}, "bucket_group = 2: unknown key"),
+    ({"of_images": {"image_sizes": 8}}, r"sources\[1\].*image_sizes = 8"),
+    ({"of_clips": {"label_key": None}}, "label or caption"),
+    ({"of_images": {"single_class": True}}, "pictures.* bright, dark"),
+    ({"bucket_group": 2}, "bucket_group = 2"),
 ])  # fmt: skip
 def test_sources_that_do_not_go_together_are_refused(place, changed, message):
     pytest.raises(UserError, opened, place, "refused", **changed).match(message)
