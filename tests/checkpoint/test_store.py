@@ -234,9 +234,8 @@ def test_reason_of_a_bad_checkpoint_is_the_first_cause(tmp_path):
     plain = ValueError("bad header\nframes")
     for problem, words in ((of_format, "FileNotFoundError: [Errno 2]"), (collected, "FileNotFoundError: [Errno 2]"),
                            (plain, "ValueError: bad header")):  # fmt: skip
-        assert words in str(stores.read_error(problem, tmp_path)) and "frames" not in str(
-            stores.read_error(problem, tmp_path)
-        )
+        said = str(stores.read_error(problem, tmp_path))
+        assert words in said and "frames" not in said
 
 
 def test_facts_of_another_iteration_are_refused_and_those_that_are_none_are_empty(tmp_path):
