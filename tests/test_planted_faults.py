@@ -87,7 +87,7 @@ FAULTS = {
         "integrations/formats/rules.py",
         "lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",
-        "tests/checkpoint/test_rules.py -k outputs_equal",
+        "tests/checkpoint/test_convert.py -k outputs_equal",
     ),
     "first of all": Fault(
         "tools/verify/pytorch_steps.py", "self.not_finite is not None or ", "",

@@ -1,5 +1,6 @@
 """Every format to every other and back, bit for bit; nothing is lost or replaced in silence."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,14 +14,30 @@ from mindspeed_mm_dit import registry
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, format_of_source, read_weights
 from mindspeed_mm_dit.checkpoint.state import State
-from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts
+from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts, relative_argument, without_folders
+from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
-from mindspeed_mm_dit.integrations.formats.config_json import vae_shapes
+from mindspeed_mm_dit.integrations.formats.config_json import infer_vae_config, vae_shapes
 from mindspeed_mm_dit.integrations.formats.convert import convert
+from mindspeed_mm_dit.integrations.formats.convert import write as write_for_others
+from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_shapes, from_diffusers, to_diffusers
+from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from tests import checkpoint_fixtures as fixtures
-from tests.checkpoint_fixtures import FACTS, MODEL_JSON, assert_same, dit_arrays, training_state, write
+from tests.checkpoint_fixtures import (
+    FACTS,
+    MODEL_JSON,
+    TINY,
+    TINY_VAE,
+    assert_same,
+    diffusers_dit,
+    dit_arrays,
+    needs_diffusers,
+    training_state,
+    write,
+)
 from tests.conftest import GOLDEN
 
 
@@ -288,3 +305,95 @@ def test_weights_are_not_kept_with_the_description_of_another_network(tmp_path, 
         convert(GOLDEN / "sit_tiny_p2.pt", tmp_path / "a.ckpt", description=model)
     assert not (tmp_path / "a.ckpt").exists()
     convert(GOLDEN / "sit_tiny_p2.pt", tmp_path / "a.ckpt", description=MODEL_JSON | {"predictor": predictor})
+
+
+def test_the_rules_use_every_tensor_once_and_undo_themselves():
+    arrays = dit_arrays()
+    theirs = to_diffusers(arrays, TINY)
+    assert {name: array.shape for name, array in theirs.items()} == diffusers_shapes(TINY)
+    assert_same(from_diffusers(theirs, TINY, "x"), arrays)
+    assert_same(to_diffusers(from_diffusers(theirs, TINY, "x"), TINY), theirs)
+
+
+def test_shapes_tell_the_architecture():
+    assert dataclasses.replace(adapter_of(DiTConfig).of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
+    assert infer_vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
+    published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
+    shapes = {name: array.shape for name, array in published.items()}
+    assert parameters_of(adapter_of(DiTConfig).of_shapes(shapes)).shapes() == shapes
+
+
+@needs_diffusers
+def test_names_and_shapes_are_those_of_diffusers():
+    from diffusers import AutoencoderKL
+
+    theirs = {name: tuple(t.shape) for name, t in diffusers_dit().state_dict().items()}
+    assert diffusers_shapes(TINY) == theirs
+    vae = AutoencoderKL(
+        block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2, layers_per_block=2,
+        up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4,
+    )  # fmt: skip
+    assert vae_shapes(TINY_VAE) == {name: tuple(t.shape) for name, t in vae.state_dict().items()}
+
+
+@needs_diffusers
+@pytest.mark.pytorch
+@pytest.mark.parametrize("direction", ["to diffusers", "from diffusers"])
+def test_outputs_equal_those_of_diffusers(tmp_path, framework, direction):
+    import torch
+    from diffusers import DiTTransformer2DModel
+
+    from mindspeed_mm_dit.framework import runtime
+    from mindspeed_mm_dit.models.dit import DiT
+
+    torch.manual_seed(0)
+    if direction == "to diffusers":
+        write_torch_file(tmp_path / "a.pt", dit_arrays())
+        model_json = {**MODEL_JSON, "ae": {"model_id": "autoencoder_kl", "from_pretrained": "none"}}
+        model_json["predictor"] = MODEL_JSON["predictor"] | {"in_channels": 4}
+        convert(tmp_path / "a.pt", tmp_path / "d", "diffusers", description=model_json)
+        theirs, weights = DiTTransformer2DModel.from_pretrained(tmp_path / "d").eval(), dit_arrays()
+    else:
+        theirs = diffusers_dit()
+        shared = theirs.transformer_blocks[0].norm1.emb.state_dict()
+        for block in theirs.transformer_blocks:  # the published network has one embedding for all blocks
+            block.norm1.emb.load_state_dict(shared)
+        theirs.save_pretrained(tmp_path / "pipeline" / "transformer")
+        convert(tmp_path / "pipeline", tmp_path / "a.safetensors")
+        weights = read_weights(tmp_path / "a.safetensors")
+    ours = DiT(TINY).eval()
+    runtime.load_arrays(ours, weights)
+    for module in theirs.modules():  # diffusers spaces the 128 frequencies by 1/127, the published model by 1/128
+        if hasattr(module, "downscale_freq_shift"):
+            module.downscale_freq_shift = 0
+    x, t, y = torch.randn(3, 4, 8, 8), torch.tensor([0, 10, 999]), torch.tensor([0, 3, 5])
+    with torch.no_grad():
+        a, b = ours(x, t, y), theirs(x, timestep=t, class_labels=y).sample
+    assert (a - b).norm() / b.norm() < 1e-5  # float32: cosines of up to 999 rad from frequencies rounded otherwise
+
+
+PRIVATE_FACTS = {
+    "iteration": 3, "model": {"ae": {"from_pretrained": "/home/alice/vae"}, "predictor": {"model_id": "dit"}},
+    "command": {"arguments": ["--mm-data", "/home/alice/d.json", "--save=/home/alice/ck"], "folder": "/home/alice"},
+    "settings": {}, "classes": ["a/b", "cat"],
+}  # fmt: skip
+
+
+def test_absolute_paths_are_cut_to_their_names_and_nothing_else_is():
+    assert without_folders(PRIVATE_FACTS) == {
+        **PRIVATE_FACTS, "model": {"ae": {"from_pretrained": "vae"}, "predictor": {"model_id": "dit"}},
+        "command": {"arguments": ["--mm-data", "d.json", "--save=ck"], "folder": "."},
+    }  # fmt: skip
+    assert without_folders({"what": "--reference = /home/alice/ref.npz"}) == {"what": "--reference = ref.npz"}
+    assert relative_argument("--save=/a/b/c", "/a") == "--save=b/c" and relative_argument("/a/b", "/a") == "b"
+    assert relative_argument("/ab/c", "/a") == "/ab/c" and relative_argument("b/c", "/a") == "b/c"
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors", "pytorch"])
+def test_what_is_written_for_others_says_nothing_of_where_it_was_made(tmp_path, kind):
+    weights = {"w": np.ones(3, np.float32)}
+    trees = {"model": weights} if kind == "safetensors" else {"model": weights, "ema": weights}
+    endings = FORMATS[kind].endings
+    write_for_others(tmp_path / f"out{endings[0] if endings else ''}", kind, State(trees, PRIVATE_FACTS))
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"alice" not in written and (b"from_pretrained" in written) and json.dumps("vae").encode()[1:-1] in written
