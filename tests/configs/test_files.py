@@ -3,32 +3,22 @@
 import ast
 import hashlib
 import os
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mindspeed_mm_dit.configs import run
-from mindspeed_mm_dit.configs.files import (
-    UnusableFile,
-    add_content,
-    digest_of_files,
-    fetch_command,
-    is_folder,
-    read_bytes,
-)
+from mindspeed_mm_dit.configs import files, run
 from mindspeed_mm_dit.configs.run import check_output_file, check_output_folder
 from mindspeed_mm_dit.errors import ConfigError, DataError
 
 
 def test_missing_places_are_no_folders(tmp_path):
-    assert not is_folder(Path("x" * 300)) and is_folder(Path("/"))
-    with pytest.raises(DataError, match=r"ae.from_pretrained = .*/vae: there is no such file or folder"):
-        digest_of_files(str(tmp_path / "vae"))
+    assert not files.is_folder(Path("x" * 300)) and files.is_folder(Path("/"))
+    pytest.raises(DataError, files.digest_of_files, str(tmp_path / "vae")).match("ae.from_pretrained = .*/vae")
 
 
-@pytest.mark.parametrize("read", [read_bytes, lambda path: add_content(hashlib.blake2b(), path)])
+@pytest.mark.parametrize("read", [files.read_bytes, lambda path: files.add_content(hashlib.blake2b(), path)])
 def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monkeypatch, read):
     path = tmp_path / "a.bin"
     path.write_bytes(b"content")
@@ -38,7 +28,7 @@ def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monke
 
     monkeypatch.setattr(Path, "read_bytes", failing)
     monkeypatch.setattr("builtins.open", failing)
-    pytest.raises(UnusableFile, read, path).match("cannot be read: Input/output error")
+    pytest.raises(files.UnusableFile, read, path).match("Input/output error")
 
 
 @pytest.mark.parametrize(("path", "command"), [
@@ -48,7 +38,7 @@ def test_a_disk_that_fails_is_the_reason_that_a_file_is_unusable(tmp_path, monke
     ("weights/mine/vae", ""),
 ])  # fmt: skip
 def test_missing_published_weights_name_their_command(path, command):
-    assert fetch_command(path) == command
+    assert files.fetch_command(path) == command
 
 
 def test_missing_folders_are_made_and_no_file_is_touched(tmp_path):
@@ -71,18 +61,17 @@ def test_place_of_the_wrong_kind_is_refused(tmp_path):
         (check_output_file, "file/x.png", "cannot be created"),
         (check_output_folder, "file", "is a file"),
         (check_output_folder, "file/below", "cannot be created"),
-        (partial(check_output_folder, make=False), "file/below", "cannot be created: .*file is a file"),
+        (partial(check_output_folder, make=False), "file/below", "file is a file"),
         (check_output_file, "link.png", "the folder /proc/nowhere cannot be created"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(f"--flag = {tmp_path / name}: ") + f".*{reason}"):
-            check("--flag", tmp_path / name)
+        pytest.raises(ConfigError, check, "--flag", tmp_path / name).match(f"--flag = {tmp_path / name}.*{reason}")
 
 
 def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(run.os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
     for check, name in ((check_output_file, "file"), (check_output_file, "new"), (check_output_folder, "")):
-        pytest.raises(ConfigError, check, "--flag", tmp_path / name).match("change its permissions")
+        pytest.raises(ConfigError, check, "--flag", tmp_path / name).match("permissions")
 
 
 PACKAGE = Path(__file__).parents[2] / "mindspeed_mm_dit"

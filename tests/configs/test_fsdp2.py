@@ -22,9 +22,9 @@ def test_paths_expand_as_in_mindspeed_mm(paths, found):
 
 def test_path_that_matches_nothing_is_refused():
     for path, message in {
-        "predictor.head": "Modules of 'predictor' are: blocks, final_layer",
+        "predictor.head": "'predictor'.* blocks, final_layer",
         "predictor.final_layr": "'predictor.final_layer'",
-        "predictor.blocks.{0-9}": "no module 'predictor.blocks.4'",
+        "predictor.blocks.{0-9}": "'predictor.blocks.4'",
         "predictor.blocks.{3-1}": "runs backwards",
         "predictor.blocks.{a}": "neither a number nor a range",
         "a.{*}.b.{*}": "at most one pair",
@@ -42,26 +42,22 @@ def test_sharding_size_must_divide_the_ranks():
 
 @pytest.mark.parametrize(("line", "message"), [
     ("shard_size: 2", "'sharding_size'"),
-    ("sub_modules_to_wrap: predictor.blocks.{*}", "expected a list"),
-    ("sub_modules_to_wrap: [predictor.blocks, 3]", "sub_modules_to_wrap[1] = 3"),
-    ("sharding_size: abc", "expected a whole number, 'auto' or null"),
+    ("sub_modules_to_wrap: predictor.blocks.{*}", "list"),
+    ("sub_modules_to_wrap: [predictor.blocks, 3]", r"sub_modules_to_wrap\[1\] = 3"),
+    ("sharding_size: abc", "'auto' or null"),
     ("sharding_size: atuo", "'auto'"),
-    ("param_dtype: bfloat16", "expected 'bf16', 'fp16', 'fp32' or null"),
+    ("param_dtype: bfloat16", "'bf16', 'fp16', 'fp32' or null"),
     ("reshard_after_forward: 0", "reshard_after_forward = 0"),
     ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1"),
-    ("offload_to_cpu: 1", "expected true or false"),
-    ("pin_memory: true\npin_memory: false", "key 'pin_memory' occurs twice"),
-    ("# caf\xe9", "is not UTF-8"),
-    ("", "is empty"),
-    ("# nothing but this\n", "is empty"),
-    ("---\n", "is empty"),
+    ("offload_to_cpu: 1", "true or false"),
+    ("pin_memory: true\npin_memory: false", "'pin_memory'"),
+    ("# caf\xe9", "UTF-8"),
+    *((line, "empty") for line in ("", "# nothing but this\n", "---\n")),
 ])  # fmt: skip
 def test_wrong_line_is_refused(tmp_path, line, message):
-    file = tmp_path / "fsdp2.yaml"
-    file.write_bytes(line.encode("latin-1"))
-    with pytest.raises(ConfigError) as caught:
-        load_fsdp2_config(file)
-    assert message in str(caught.value) and str(file) in str(caught.value)
+    (tmp_path / "fsdp2.yaml").write_bytes(line.encode("latin-1"))
+    refused = pytest.raises(ConfigError, load_fsdp2_config, tmp_path / "fsdp2.yaml")
+    refused.match(f"(?s){tmp_path}/fsdp2.yaml.*{message}")
 
 
 def test_empty_object_is_every_default(tmp_path):
@@ -84,23 +80,22 @@ PYTORCH, MINDSPORE, HOST = ("autocast", "fsdp2"), (), ("fsdp2",)
     (False, {"reduce_dtype": "bf16"}, Precision(reduce="bf16")),
 ])  # fmt: skip
 def test_flag_and_file_decide_together(bf16, fsdp2, decided):
-    assert (
-        decide_precision(bf16, Fsdp2Config(**fsdp2) if fsdp2 is not None else None, PYTORCH, "pytorch on cpu")
-        == decided
-    )
+    file = Fsdp2Config(**fsdp2) if fsdp2 is not None else None
+    assert decide_precision(bf16, file, PYTORCH, "pytorch on cpu") == decided
 
 
 @pytest.mark.parametrize(("bf16", "fsdp2", "offered", "message"), [
-    (True, {"param_dtype": "fp32"}, PYTORCH, "--bf16: contradicts fsdp2.yaml, whose param_dtype is fp32"),
-    (True, {"param_dtype": "fp32"}, HOST, "contradicts fsdp2.yaml"),
-    (True, {}, HOST, "whose param_dtype is null"),
-    (True, None, MINDSPORE, "--bf16: mindspore on npu does not train in bfloat16"),
-    (False, {"param_dtype": "bf16"}, MINDSPORE, "fsdp2.yaml: param_dtype = 'bf16': mindspore on npu does not"),
-    (False, {"param_dtype": "fp16"}, PYTORCH, "param_dtype = 'fp16': float16 needs loss scaling"),
+    (True, {"param_dtype": "fp32"}, PYTORCH, "--bf16.*param_dtype is fp32"),
+    (True, {"param_dtype": "fp32"}, HOST, "fsdp2.yaml"),
+    (True, {}, HOST, "param_dtype is null"),
+    (True, None, MINDSPORE, "--bf16.* mindspore on npu"),
+    (False, {"param_dtype": "bf16"}, MINDSPORE, "fsdp2.yaml.* param_dtype = 'bf16'.* mindspore on npu"),
+    (False, {"param_dtype": "fp16"}, PYTORCH, "param_dtype = 'fp16'"),
     (False, {"reduce_dtype": "fp16"}, PYTORCH, "reduce_dtype = 'fp16'"),
     (False, {"output_dtype": "fp16"}, PYTORCH, "output_dtype = 'fp16'"),
 ])  # fmt: skip
 def test_what_contradicts_or_is_not_offered_is_refused_with_its_cure(bf16, fsdp2, offered, message):
-    with pytest.raises(UserError) as caught:
-        decide_precision(bf16, Fsdp2Config(**fsdp2) if fsdp2 is not None else None, offered, "mindspore on npu")
-    assert message in str(caught.value) and "Cure:" in str(caught.value)
+    file = Fsdp2Config(**fsdp2) if fsdp2 is not None else None
+    refused = pytest.raises(UserError, decide_precision, bf16, file, offered, "mindspore on npu")
+    refused.match(message)
+    assert refused.value.cure
