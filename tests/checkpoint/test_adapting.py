@@ -85,7 +85,7 @@ def test_bare_weights_of_the_same_network_are_taken_as_they_are(adapted_starter)
     assert_taken(values)
 
 
-def test_dit_of_classes_begins_one_of_captions(adapted_starter):
+def test_weights_for_captions_are_drawn_anew_and_the_rest_is_taken(adapted_starter):
     values, how = adapted_starter(num_classes=0, text_dim=6, pooled_dim=4)
     new = {name for name in values if any(part in name for part in ("text_embedder", "pooled_embedder", "cross_attn"))}
     assert set(how) == new and len(new) == 4 + 4 + 2 * 10 and TABLE not in values
@@ -94,9 +94,6 @@ def test_dit_of_classes_begins_one_of_captions(adapted_starter):
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=0, text_dim=6, pooled_dim=4)), 5)
     assert all(values[name].tobytes() == drawn[name].tobytes() for name in new)
     assert not values["blocks.0.cross_attn.to_out.0.weight"].any(), "so the first answer is that of the DiT of classes"
-
-
-def test_captions_of_another_text_encoder_are_embedded_anew(adapted_starter):
     there = dataclasses.replace(THERE, num_classes=0, text_dim=6)
     facts = facts_of({"num_classes": 0, "text_dim": 6}, text_encoder={"from_pretrained": "nowhere"})
     weights = weights_of(there)
@@ -185,7 +182,7 @@ def test_variance_is_dropped_or_begins_at_zero(adapted_starter):
     assert not parts[:, :, 1].any() and how == dict.fromkeys(LAST, "variance added, with zeros")
 
 
-def test_grey_is_embedded_as_its_three_equal_colours(adapted_starter):
+def test_grey_is_embedded_as_equal_colours_and_other_latents_anew(adapted_starter):
     grey = dataclasses.replace(THERE, in_channels=1)
     values, how = adapted_starter(in_channels=1)
     patch = np.random.default_rng(2).standard_normal((2, 2)).astype(np.float32)
@@ -197,9 +194,6 @@ def test_grey_is_embedded_as_its_three_equal_colours(adapted_starter):
     back, how = adapted_starter(NAMES, {"classes": list(NAMES)}, weights_of(grey))
     np.testing.assert_allclose(back[EMBEDDING].sum(1), weights_of(grey)[EMBEDDING][:, 0], atol=1e-6)
     assert how[LAST[0]] == "from grey to colour"
-
-
-def test_latents_of_another_autoencoder_are_embedded_anew(adapted_starter):
     values, how = adapted_starter(in_channels=16)
     assert how[EMBEDDING] == how[LAST[1]] and "of 3 channels do not convert to 16" in how[EMBEDDING]
     assert not values[LAST[0]].any()

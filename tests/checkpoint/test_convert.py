@@ -307,15 +307,12 @@ def test_weights_are_not_kept_with_the_description_of_another_network(tmp_path, 
     convert(GOLDEN / "sit_tiny_p2.pt", tmp_path / "a.ckpt", description=MODEL_JSON | {"predictor": predictor})
 
 
-def test_the_rules_use_every_tensor_once_and_undo_themselves():
+def test_rules_use_every_tensor_once_and_shapes_tell_the_architecture():
     arrays = dit_arrays()
     theirs = to_diffusers(arrays, TINY)
     assert {name: array.shape for name, array in theirs.items()} == diffusers_shapes(TINY)
     assert_same(from_diffusers(theirs, TINY, "x"), arrays)
     assert_same(to_diffusers(from_diffusers(theirs, TINY, "x"), TINY), theirs)
-
-
-def test_shapes_tell_the_architecture():
     assert dataclasses.replace(adapter_of(DiTConfig).of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
     assert infer_vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
     published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]

@@ -296,12 +296,24 @@ def test_adapters_of_other_networks_or_several_are_refused(tmp_path):
     pytest.raises(ConfigError, write, tmp_path / "c.safetensors", adapter, {}).match("--model.*several networks")
 
 
-def test_merged_adapters_change_their_layers_alone():
+def test_merged_adapters_change_their_layers_alone_one_after_the_other(tmp_path):
     weights, adapter = initial_weights(parameters_of(WAN), 0), drawn(WAN, ("to_q",))
     none, once = adapter.merged(weights, 0.0), adapter.merged(weights)
     assert [name for name in weights if none[name].tobytes() != weights[name].tobytes()] == []
     changed = {name.removesuffix(".weight") for name in weights if not np.array_equal(once[name], weights[name])}
     assert changed == set(adapter.layers)
+    (tmp_path / "a:2").write_text("")
+    assert parse("a.safetensors:0.5", "--lora") == parse("a.safetensors:.5", "--lora")
+    assert parse("a.safetensors:-1", "--lora")[1] == -1 and parse("c:/a", "--lora")[1] == 1
+    assert parse(str(tmp_path / "a:2"), "--lora") == (tmp_path / "a:2", 1.0)
+    wan = str(GOLDEN / "wan_tiny.pt")
+    loras = ["--merge-lora", str(FOLDER / "wan_lora"), "--merge-lora", f"{FOLDER / 'kohya.safetensors'}:-0.5"]
+    assert main(["convert", wan, str(tmp_path / "merged.safetensors"), *loras]) == 0
+    merged, base = read_safetensors_file(tmp_path / "merged.safetensors")[0], read_torch_file(wan)["model"]
+    name = "blocks.1.attn2.to_v"
+    one, other = (lora_files.read(FOLDER / n).layers[name] for n in ("wan_lora", "kohya.safetensors"))
+    wanted = base[f"{name}.weight"] + one.change() - 0.5 * other.change()
+    np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -406,21 +418,6 @@ def test_peft_reads_our_adapters_of_a_dit_and_we_read_its(peers, values, tmp_pat
     assert set(found.layers) == {f"blocks.{i}.{layer}" for i in (0, 1) for layer in ("attn.qkv", "mlp.fc2")}
     theirs = their_output(model, values, "dit", class_labels="y")
     assert relative(our_dit_output(found.merged(weights), values), theirs) < 1e-5
-
-
-def test_convert_merges_adapters_one_after_the_other(tmp_path):
-    (tmp_path / "a:2").write_text("")
-    assert parse("a.safetensors:0.5", "--lora") == parse("a.safetensors:.5", "--lora")
-    assert parse("a.safetensors:-1", "--lora")[1] == -1 and parse("c:/a", "--lora")[1] == 1
-    assert parse(str(tmp_path / "a:2"), "--lora") == (tmp_path / "a:2", 1.0)
-    wan = str(GOLDEN / "wan_tiny.pt")
-    loras = ["--merge-lora", str(FOLDER / "wan_lora"), "--merge-lora", f"{FOLDER / 'kohya.safetensors'}:-0.5"]
-    assert main(["convert", wan, str(tmp_path / "merged.safetensors"), *loras]) == 0
-    merged, base = read_safetensors_file(tmp_path / "merged.safetensors")[0], read_torch_file(wan)["model"]
-    name = "blocks.1.attn2.to_v"
-    one, other = (lora_files.read(FOLDER / n).layers[name] for n in ("wan_lora", "kohya.safetensors"))
-    wanted = base[f"{name}.weight"] + one.change() - 0.5 * other.change()
-    np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

@@ -45,11 +45,16 @@ def test_step_by_step_each_step_counts_what_it_should(std):
     np.testing.assert_allclose(found, counted(Profile(50, std)), rtol=1e-9, atol=1e-16)
 
 
-def test_a_width_that_was_kept_is_taken_as_it_is():
+def test_kept_widths_are_taken_as_they_are_and_factors_sum_to_one():
     factors, error = solve_coefficients(kept_every(10, 40), Profile(40, 0.1))
     assert factors.tolist() == [0, 0, 0, 0, 0, 0, 0, 1] and error == 0
     factors, error = solve_coefficients([Profile(7, 0.1)], Profile(7, 0.05))
     assert factors.tolist() == [1] and error > 0.3
+    factors, error = solve_coefficients(kept_every(1, 30, stds=(0.1,)), Profile(30, 0.2))
+    assert error < 1e-12 and factors.sum() == pytest.approx(1)
+    # As the sum of the factors is one; the least squares alone would give 0.85 of them here.
+    factors, error = solve_coefficients([Profile(100, 0.05), Profile(100, 0.1)], Profile(100, 0.15))
+    assert factors.sum() == pytest.approx(1, abs=1e-15) and error == pytest.approx(0.25, abs=0.01)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.07, 0.15, 0.25])
@@ -66,24 +71,10 @@ def test_other_widths_are_as_close_as_is_said(std, every, last, close):
     assert error < close
 
 
-def test_every_averages_of_one_width_are_enough_where_every_step_is_kept():
-    factors, error = solve_coefficients(kept_every(1, 30, stds=(0.1,)), Profile(30, 0.2))
-    assert error < 1e-12 and factors.sum() == pytest.approx(1)
-
-
-def test_weights_that_do_not_move_stay_as_they_are():
-    """As the sum of the factors is one; the least squares alone would give 0.85 of them here."""
-    factors, error = solve_coefficients([Profile(100, 0.05), Profile(100, 0.1)], Profile(100, 0.15))
-    assert factors.sum() == pytest.approx(1, abs=1e-15) and error == pytest.approx(0.25, abs=0.01)
-
-
-def test_widths_are_numbers_between_the_narrowest_and_the_plain_mean():
+def test_widths_lie_within_their_range_and_are_those_of_the_checkpoint():
     assert is_std_list([]) and is_std_list([0.001, 0.05, 0.28, MAX_STD])
     for wrong in ((0.05,), [0.0009], [0.05, 0.29], [True], ["0.05"], None):
         assert not is_std_list(wrong), wrong
-
-
-def test_resumed_run_keeps_the_widths_of_its_checkpoint():
     for asked, kept in (([0.05, 0.1], (0.05, 0.1)), ([0.05], []), ([], [0.05])):
         check_stds(asked, kept, "here")
     with pytest.raises(ConfigError) as caught:

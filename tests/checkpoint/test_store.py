@@ -225,7 +225,7 @@ def test_background_failure_is_reported_at_once_and_once_more(tmp_path):
     assert writer.wait() is problem and writer.wait() is None
 
 
-def test_reason_of_a_bad_checkpoint_is_the_first_cause(tmp_path):
+def test_reason_of_a_bad_checkpoint_is_the_first_cause_or_a_full_disk(tmp_path, monkeypatch):
     gone, of_format = FileNotFoundError(2, "No such file", "x"), ValueError("bad header\nframes")
     of_format.__context__ = RuntimeError("between")
     of_format.__context__.__cause__ = gone
@@ -236,9 +236,15 @@ def test_reason_of_a_bad_checkpoint_is_the_first_cause(tmp_path):
                            (plain, "ValueError: bad header")):  # fmt: skip
         said = str(stores.read_error(problem, tmp_path))
         assert words in said and "frames" not in said
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 2**29))
+    problem = OSError(28, "No space left on device")
+    assert "No space left on device (1.50 GiB" in str(stores.write_error(problem, tmp_path))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: os.stat(folder / "gone"))
+    said = str(stores.write_error(problem, tmp_path))
+    assert "No space left on device" in said and "GiB" not in said
 
 
-def test_facts_of_another_iteration_are_refused_and_those_that_are_none_are_empty(tmp_path):
+def test_facts_of_another_iteration_are_refused_and_damaged_ones_empty(tmp_path):
     assert stores.iteration_of(Path("a/iter_0000020")) == 20
     assert stores.iteration_of(Path("a/other")) is None and stores.iteration_of(Path("iter_0000020/a")) is None
     store = CheckpointStore(tmp_path)
@@ -276,12 +282,3 @@ def test_folder_means_its_newest_checkpoint(tmp_path):
     for name, words in (("link", "a link to nothing"), ("gone", "no such file"), ("rum", "'run'")):
         pytest.raises(CheckpointError, find_checkpoint, tmp_path / name).match(f"(?s)--checkpoint = .*/{name}.*{words}")
     pytest.raises(CheckpointError, find_checkpoint, newest.parent / BEST, "--load").match("^--load = .*/best")
-
-
-def test_a_save_that_failed_says_how_much_is_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 2**29))
-    problem = OSError(28, "No space left on device")
-    assert "No space left on device (1.50 GiB" in str(stores.write_error(problem, tmp_path))
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: os.stat(folder / "gone"))
-    said = str(stores.write_error(problem, tmp_path))
-    assert "No space left on device" in said and "GiB" not in said

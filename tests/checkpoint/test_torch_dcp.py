@@ -94,9 +94,17 @@ def test_moments_and_steps_are_found_under_the_names_of_the_host(theirs, owners,
         assert names[f"optimizer.state.{name}.step"] == f"optimizer.{step}.step"
 
 
-def test_both_forms_are_theirs_and_ours_is_not() -> None:
+def test_both_forms_are_theirs_and_averages_have_names_of_their_own():
     assert mindspeed_mm.is_mindspeed_mm(stored(groups=0)) and mindspeed_mm.is_mindspeed_mm(by_name()[:1])
     assert not mindspeed_mm.is_mindspeed_mm(OURS)
+    assert mindspeed_mm.stored_names(["ema.a.weight"], by_name(PARAMETERS[:1])) == {
+        "ema.a.weight": "model.ema.a.weight"
+    }
+    native = [*OURS, "model.ema.a.weight", "optimizer.param_groups.0.lr"]
+    names = mindspeed_mm.stored_names([*OURS, "ema.a.weight"], native)
+    assert names == {**{name: name for name in OURS}, "ema.a.weight": "model.ema.a.weight"}
+    assert mindspeed_mm.to_project_name("model.ema.a.weight") == "ema.a.weight"
+    assert mindspeed_mm.to_project_name("model.a.weight") == "model.a.weight"
 
 
 @pytest.mark.parametrize(("ours", "theirs", "words"), [
@@ -106,14 +114,3 @@ def test_both_forms_are_theirs_and_ours_is_not() -> None:
 ])  # fmt: skip
 def test_moments_of_other_parameters_are_refused(ours, theirs, words) -> None:
     pytest.raises(CheckpointError, mindspeed_mm.stored_names, ours, theirs).match(words)
-
-
-def test_averages_and_the_native_engine_have_names_of_their_own() -> None:
-    assert mindspeed_mm.stored_names(["ema.a.weight"], by_name(PARAMETERS[:1])) == {
-        "ema.a.weight": "model.ema.a.weight"
-    }
-    native = [*OURS, "model.ema.a.weight", "optimizer.param_groups.0.lr"]
-    names = mindspeed_mm.stored_names([*OURS, "ema.a.weight"], native)
-    assert names == {**{name: name for name in OURS}, "ema.a.weight": "model.ema.a.weight"}
-    assert mindspeed_mm.to_project_name("model.ema.a.weight") == "ema.a.weight"
-    assert mindspeed_mm.to_project_name("model.a.weight") == "model.a.weight"

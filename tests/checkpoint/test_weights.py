@@ -70,13 +70,10 @@ class Harmful:
         return (print, ("code ran",))
 
 
-def test_a_file_with_code_in_it_is_refused(tmp_path, capsys):
+def test_file_with_code_or_damage_or_of_an_unknown_kind_is_refused(tmp_path, capsys):
     torch.save({"model": Harmful()}, tmp_path / "f.pt")
     pytest.raises(CheckpointError, read_weights, tmp_path / "f.pt").match("print")
     assert "code ran" not in capsys.readouterr().out
-
-
-def test_damaged_or_unknown_file_is_refused(tmp_path):
     for name in ("cut.pt", "cut.safetensors", "weights.gguf"):
         (tmp_path / name).write_bytes(b"not a checkpoint")
         pytest.raises(CheckpointError, read_weights, tmp_path / name).match(name)
@@ -99,16 +96,13 @@ JIT = DiTConfig(
 )  # fmt: skip
 
 
-def test_tables_of_lightningdit_are_left_out(tmp_path):
+def test_tables_of_lightningdit_are_left_out_and_others_are_refused(tmp_path):
     stored = read_torch_file(GOLDEN / "lightningdit_tiny.pt")["ema"]
     read = read_weights(GOLDEN / "lightningdit_tiny.pt")
     assert stored.keys() - read.keys() == {"feat_rope.freqs_cos", "feat_rope.freqs_sin"}
     summary = convert(GOLDEN / "lightningdit_tiny.pt", tmp_path / "bare.safetensors")
     assert summary.num_tensors == len(read) and summary.trees == ("model",)
-
-
-def test_tables_of_other_positions_are_refused():
-    """A network that was trained further at another size may have positions that are no whole numbers."""
+    # A network that was trained further at another size may have positions that are no whole numbers.
     stored = read_torch_file(GOLDEN / "lightningdit_tiny.pt")["model"]
     halved = np.arccos(np.clip(stored["feat_rope.freqs_cos"], -1, 1)) / 2
     with pytest.raises(CheckpointError, match="is not the table of rotary positions of a square of patches"):

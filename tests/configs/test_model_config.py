@@ -151,7 +151,7 @@ def test_settings_left_out_or_null_are_read_from_config_json(read, path):
         assert model.sample_size[-1] == 32
 
 
-def test_what_nobody_tells_is_stable_diffusion_s_and_what_is_told_is_not_contradicted(read):
+def test_untold_settings_are_stable_diffusion_s_and_told_ones_stay(read):
     model = read({}, in_channels=4)
     assert (model.ae.downsample_factor, model.ae.latent_channels, model.ae.scaling_factor) == (8, 4, 0.18215)
     assert read(SD_VAE, in_channels=4).ae == model.ae

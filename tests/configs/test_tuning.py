@@ -46,13 +46,17 @@ def test_patterns_name_layers_as_mindspeed_mm_does():
     assert Tuning(("condition_embedder.time_proj",)).layers(WAN) == ["condition_embedder.time_proj"]
 
 
-def test_with_adapters_nothing_of_the_base_is_trained_or_saved():
+def test_adapters_and_frozen_modules_leave_the_base_untrained():
     rank = 4
     parameters = Tuning(("qkv", "attn.proj"), rank).applied(DIT)
     assert trained(parameters) == list(parameters.shapes(saved_only=True))
     assert {name.rpartition(".lora_")[0].partition(".attn.")[2] for name in trained(parameters)} == {"qkv", "proj"}
     assert parameters.num_elements(trained_only=True) == 4 * rank * (48 + 3 * 48 + 48 + 48)
     assert parameters.num_elements() - parameters.num_elements(trained_only=True) == DIT.num_elements()
+    parameters = Tuning(freeze=("blocks.{0-1}", "x_embedder", "pos_embed")).applied(DIT)
+    assert parameters.shapes(saved_only=True) == DIT.shapes()
+    assert not any(name.startswith(("blocks.0.", "blocks.1.", "x_embedder.")) for name in trained(parameters))
+    assert {"blocks.2.attn.qkv.weight", "t_embedder.mlp.0.bias"} <= set(trained(parameters))
 
 
 def test_closed_form_counts_what_single_blocks_have_too():
@@ -61,13 +65,6 @@ def test_closed_form_counts_what_single_blocks_have_too():
         parameters = tuning.applied(DIT)
         each = (-(-s[0] // shards) * math.prod(s[1:]) for s in parameters.shapes(trained_only).values())
         assert parameters.num_elements(shards, trained_only) == sum(each)
-
-
-def test_frozen_modules_are_saved_and_not_trained():
-    parameters = Tuning(freeze=("blocks.{0-1}", "x_embedder", "pos_embed")).applied(DIT)
-    assert parameters.shapes(saved_only=True) == DIT.shapes()
-    assert not any(name.startswith(("blocks.0.", "blocks.1.", "x_embedder.")) for name in trained(parameters))
-    assert {"blocks.2.attn.qkv.weight", "t_embedder.mlp.0.bias"} <= set(trained(parameters))
 
 
 @pytest.mark.parametrize(("family", "named", "patterns"), [

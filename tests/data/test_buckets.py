@@ -50,7 +50,7 @@ def opened(folder, images, write=write_configs, **param):
 
 
 @pytest.mark.parametrize(("area", "multiple", "aspect"), [(100_000, 16, 2.5), (64, 8, 4.0), (1000, 7, 1.0)])
-def test_shapes_of_a_budget_are_the_largest_within_it_and_their_transposes(area, multiple, aspect):
+def test_shapes_of_a_budget_are_the_largest_within_it(area, multiple, aspect):
     shapes = Budget(area, multiple, aspect).shapes
     assert shapes and set(shapes) == {(w, h) for h, w in shapes}
     for h, w in shapes:
@@ -63,16 +63,13 @@ def test_shapes_of_a_budget_are_the_largest_within_it_and_their_transposes(area,
     assert Budget(area=6, multiple_of=1).shapes == ((3, 2), (2, 3), (2, 2))
 
 
-def test_an_image_goes_to_the_shape_that_keeps_most_of_it():
+def test_image_or_clip_goes_to_the_nearest_shape():
     shapes = np.array([[8, 8], [8, 12], [12, 8], [16, 24]])
     sizes = np.array([[100, 100], [100, 149], [160, 100], [9, 13], [400, 600], [16, 24], [100, 1000]])
     assert nearest(sizes, shapes).tolist() == [0, 3, 2, 1, 3, 3, 3]
     assert count_shapes(shapes[[1, 0, 1]]) == [((8, 8), 1), ((8, 12), 2)]
     clips = np.array([[4, 20, 30], [6, 30, 20], [6, 20, 20]])
     np.testing.assert_allclose(fraction_after_crop(clips, np.array([2, 8, 8])), [1 / 3, 2 / 9, 1 / 3])
-
-
-def test_clip_goes_to_the_nearest_shape_it_is_long_enough_for():
     shapes = np.array([[1, 8, 8], [5, 8, 12], [9, 8, 12], [9, 8, 8]])
     sizes = np.array([[1, 9, 40], [5, 8, 8], [8, 16, 24], [9, 16, 24], [30, 20, 20], [30, 8, 30]])
     assert nearest(sizes, shapes).tolist() == [0, 1, 1, 2, 3, 2]
@@ -105,7 +102,7 @@ def test_in_an_epoch_no_sample_stands_twice(group, shuffle):
         assert (groups == groups[:, :1]).all()
 
 
-def test_over_the_epochs_every_sample_is_left_out_as_often_and_the_seed_decides():
+def test_samples_are_left_out_as_often_and_the_seed_decides():
     order = BucketOrder(BUCKETS, 4, seed=3)
     counts = np.bincount(order.images(np.arange(200 * len(order))), minlength=len(BUCKETS))
     assert (counts[BUCKETS == 0] / 200 > 0.75).all() and np.ptp(counts[BUCKETS == 2]) < 60  # 12 of 13, and 4 of 6
@@ -208,7 +205,7 @@ def samples_of(folder, **param):
     return model, found.samples(found.rows, 7, True, training_draw(model.diffusion))
 
 
-def test_losses_of_cached_latents_of_several_shapes_are_those_of_encoding_online(encoded):
+def test_losses_of_cached_shapes_are_those_of_encoding_online(encoded):
     model, online = samples_of(encoded)
     cached, network, seen = samples_of(encoded, latents=str(encoded / "cache"))[1], DiTModel(model), set()
     with torch.no_grad():

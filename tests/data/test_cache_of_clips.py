@@ -137,7 +137,7 @@ def test_cache_of_changed_clips_or_captions_is_refused(made, digits, tmp_path):
     from_cache(tmp_path)
 
 
-def test_cache_made_with_other_files_is_refused(made, digits, tmp_path, capsys):
+def test_cache_of_other_files_moving_starts_or_among_the_clips_is_refused(made, digits, tmp_path, capsys, framework):
     for file in (digits / "tokenizer").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes() + b"\n")
     changes = {"text": {"tokenizer": str(tmp_path)}}
@@ -146,9 +146,6 @@ def test_cache_made_with_other_files_is_refused(made, digits, tmp_path, capsys):
     pytest.raises(ConfigError, from_cache, made).match(words)
     assert cached(made, digits, **changes) == 2  # nor may it be filled up
     assert re.search(words, capsys.readouterr().err)
-
-
-def test_cache_is_refused_for_moving_starts_and_among_the_clips(framework, digits, tmp_path, capsys):
     assert cached(tmp_path, digits, data={"clip_start": "random"}) == 2
     assert "clips that start at random frames cannot be cached" in capsys.readouterr().err
     names = write_configs(tmp_path, digits)

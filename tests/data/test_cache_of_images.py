@@ -184,8 +184,8 @@ def test_cache_of_another_autoencoder_or_crop_is_refused(home, made, tmp_path, c
         pytest.raises(ConfigError, open_data, model, data.dataset_param).match("another size or crop")
 
 
-def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
-    _, data = load(home, made)
+def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monkeypatch):
+    model, data = load(home, made)
     extra = home / "images" / "even" / "extra.png"
     extra.write_bytes((home / "images" / "even" / "0.png").read_bytes())
     try:
@@ -195,6 +195,15 @@ def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
     elsewhere = dataclasses.replace(data.dataset_param, data_folder=str(home / "gone"))
     index = open_rows(elsewhere, 2)
     assert len(index) == NUM_IMAGES and index.classes == ("even", "odd")
+    online = dataclasses.replace(data.dataset_param, latents=None)
+    index = open_rows(data.dataset_param, 2)
+    assert index.digest == open_rows(online, 2).digest != ""
+    larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
+    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
+        open_data(larger, data.dataset_param)
+    monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
+    with pytest.raises(ConfigError, match=r"\(4, 9, 9\).*\(4, 8, 8\)"):
+        open_data(model, data.dataset_param)
 
 
 WRITERS = {"image_folder": None, "webdataset": write_tars, "parquet": write_parquets}
@@ -325,19 +334,6 @@ def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, 
     _, data = load(home, tmp_path / "made")
     index = open_rows(dataclasses.replace(data.dataset_param, data_folder=str(images)), 2)
     assert len(index) == NUM_IMAGES - 1 and index.skipped == 1
-
-
-def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monkeypatch):
-    model, data = load(home, made)
-    online = dataclasses.replace(data.dataset_param, latents=None)
-    index = open_rows(data.dataset_param, 2)
-    assert index.digest == open_rows(online, 2).digest != ""
-    larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
-    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
-        open_data(larger, data.dataset_param)
-    monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
-    with pytest.raises(ConfigError, match=r"\(4, 9, 9\).*\(4, 8, 8\)"):
-        open_data(model, data.dataset_param)
 
 
 def test_command_refuses_what_cannot_be_cached(home, tmp_path, monkeypatch, capsys):

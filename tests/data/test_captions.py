@@ -131,7 +131,7 @@ def tokenizer(folder, **changes):
     return CaptionTokenizer(UMT5Config("nowhere", str(folder), **{"max_length": 8} | changes))
 
 
-def test_captions_are_ended_padded_and_masked(tokenizer_folder):
+def test_captions_are_ended_padded_and_masked_and_no_longer_than_allowed(tokenizer_folder):
     read = tokenizer(tokenizer_folder)
     ids, mask = read(["a seven  moves left", "", "a moves"])
     assert mask.tolist() == [[1] * 5 + [0] * 3, [1] + [0] * 7, [1] * 3 + [0] * 5]
@@ -139,9 +139,6 @@ def test_captions_are_ended_padded_and_masked(tokenizer_folder):
     cut, mask = tokenizer(tokenizer_folder, max_length=3)(["a seven moves left"])
     assert mask.tolist() == [[1, 1, 1]] and cut[0, -1] == 1
     assert read.vocabulary_size == 3 + 2 + 10 + 4 and len(set(ids[0, :5].tolist())) == 5
-
-
-def test_captions_that_are_too_long_or_empty_are_problems(tokenizer_folder):
     captions = ["a seven moves left", "a " * 8, "&nbsp;", "a " * 7, "七向左移动", "7"]
     good, long, empty, *others = caption_problems(tokenizer(tokenizer_folder), captions)
     assert good == "" and others == [""] * 3

@@ -103,15 +103,12 @@ def test_clip_begins_anywhere_from_which_it_is_long_enough(tmp_path):
     assert frames_read(part, start=0.999) == [1, 2, 3, 4, 5]
 
 
-def test_a_still_is_a_video_of_one_frame(tmp_path):
+def test_still_and_gif_are_videos_and_another_moving_image_is_refused(tmp_path):
     Image.new("RGB", (24, 16), (7, 8, 9)).save(tmp_path / "a.png")
     asked = param(tmp_path, [{"path": "a.png", "cap": "a"}], num_frames=1)
     assert pixels_of(asked, np.zeros(1, int), np.zeros(1))[0, :, 0, 0, 0].tolist() == [7, 8, 9]
     with pytest.raises(DataError, match=r"line 1 .*a.png.*num_frames = 5"):
         open_rows(param(tmp_path, [{"path": "a.png", "cap": "a"}]))
-
-
-def test_gif_is_a_video_and_another_moving_image_is_refused(tmp_path):
     images = [Image.new("RGB", (24, 16), (level, level, level)) for level in LEVELS.tolist()]
     for name, frames, options in (
         ("a.gif", images, {}),
@@ -255,12 +252,14 @@ def test_faster_video_is_thinned_and_slower_one_repeats_frames(rate, wanted, sta
     assert clip_reader.frame_numbers(5, step, start=start).tolist() == numbers
 
 
-def test_covering_frames_reach_the_target_in_one_side():
+def test_covering_frames_reach_the_target_in_one_side_and_fit_into_memory():
     for size in ((720, 1280), (1920, 1080), (480, 640), (480, 832), (240, 416), (1, 9)):
         high, wide = clip_reader.covering_size(size, PUBLISHED)
         assert high >= 480 and wide >= 832 and (high == 480 or wide == 832), size
     resized = clip_reader.covering_size_of_mindspeed_mm((480, 640), PUBLISHED)  # which loses a row of taller videos
     assert resized == (624, 832) and clip_reader.crop_of_mindspeed_mm(resized, PUBLISHED) == (479, 832)
+    pytest.raises(UnusableFile, clip_reader.check_proportions, (1, 9000), PUBLISHED).match("1 x 9000")
+    clip_reader.check_proportions((1080, 1920), PUBLISHED)
 
 
 def gradient(height, width):
@@ -281,8 +280,3 @@ def test_frames_of_the_size_pass_unchanged_and_others_are_cut_or_stretched():
     # Rows 2 ... 30 over 30 rows: half a pixel of 29/30 at each end, and equal steps between.
     assert np.diff(rows)[1:-1] == pytest.approx(29 / 30, abs=1e-5)
     assert (rows[0], rows[-1]) == (2, 30)
-
-
-def test_a_frame_that_would_not_fit_into_memory_is_refused():
-    pytest.raises(UnusableFile, clip_reader.check_proportions, (1, 9000), PUBLISHED).match("1 x 9000")
-    clip_reader.check_proportions((1080, 1920), PUBLISHED)

@@ -67,7 +67,7 @@ def test_two_encoders_of_one_caption_have_coins_of_their_own():
     assert all((one != other).any() for one, other in itertools.pairwise(dropped))
 
 
-def test_conditions_of_one_coin_are_dropped_together_and_one_beside_others_as_it_is_alone():
+def test_coins_are_shared_or_each_condition_s_own():
     shared = {"shared_dropout_key": "text"}
     found = batch(Conditions(TextStates(3, 8, **shared), PooledText(6, encoder=1, **shared)))
     np.testing.assert_array_equal(found["caption_ids"] + 1000, found["pooled_ids"])

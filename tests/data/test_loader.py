@@ -79,7 +79,7 @@ def test_error_is_raised_at_its_batch(error, kind, text):
     assert list(batches) == []
 
 
-def test_a_signal_that_asks_a_run_to_stop_leaves_it_to_the_run_and_a_kill_is_named():
+def test_signal_to_stop_is_left_to_the_run_and_a_kill_is_named():
     batches = apart(Drawn())
     reader = int(next(batches)["process"])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

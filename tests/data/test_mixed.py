@@ -75,7 +75,7 @@ def opened(place, name="whole", **changed):
     return open_data(load_model_config(folder / "model.json"), load_data_config(folder / "data.json").dataset_param)
 
 
-def test_images_among_clips_are_videos_of_one_frame(place):
+def test_images_among_clips_are_videos_of_one_frame_and_all_are_read(place):
     mixed, of_images = opened(place), 14
     pytest.raises(ConfigError, mixed.param.pixel_cache_key).match("cannot be cached together")
     assert mixed.rows.shapes.shape == (31, 3) and mixed.rows.classes == ("bright", "dark")
@@ -91,6 +91,12 @@ def test_images_among_clips_are_videos_of_one_frame(place):
             assert (mixed.rows.labels[rows] == np.where(bright, 0, 1)).all()
         seen |= set(rows.tolist())
     assert len(seen) == 31  # (of 7 squares one is left out in an epoch, others each time)
+    held_out = mixed.rows.subset(np.arange(3, 31, 4))
+    samples = mixed.samples(held_out, 0, True, lambda *_: {}, held_out=True)
+    found = samples.order.images(np.arange(len(samples.order)))
+    assert set(found.tolist()) == set(range(len(held_out)))
+    for start in range(0, len(samples.order), 2):
+        samples.batch(np.arange(start, start + 2))
 
 
 def test_a_sample_without_images_beside_it_has_its_own_frames_there():
@@ -118,16 +124,6 @@ def test_a_sample_without_images_beside_it_has_its_own_frames_there():
         read = reader.read(np.array(rows), np.zeros((2, 2), int))
         assert read.rows.tolist() == rows and np.array_equal(read.arrays["pixels"], pixels)
         assert np.array_equal(read.arrays["first_image"], first) and np.array_equal(read.arrays["last_image"], last)
-
-
-def test_held_out_samples_of_all_sources_are_read_once(place):
-    mixed = opened(place)
-    held_out = mixed.rows.subset(np.arange(3, 31, 4))
-    samples = mixed.samples(held_out, 0, True, lambda *_: {}, held_out=True)
-    found = samples.order.images(np.arange(len(samples.order)))
-    assert set(found.tolist()) == set(range(len(held_out)))
-    for start in range(0, len(samples.order), 2):
-        samples.batch(np.arange(start, start + 2))
 
 
 @pytest.mark.parametrize(("changed", "message"), [

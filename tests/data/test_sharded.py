@@ -128,7 +128,7 @@ def test_images_in_shards_go_to_buckets_by_their_shape(tmp_path, kind, monkeypat
         assert read(index, rows).shape == (2, 3, *shape)
 
 
-def test_the_shards_are_looked_through_once_and_again_when_one_has_changed(tmp_path, kind, monkeypatch):
+def test_shards_are_looked_through_once_and_again_when_one_has_changed(tmp_path, kind, monkeypatch):
     WRITERS[kind](tmp_path)
     first = open_rows(param(tmp_path, kind), 2)
     looked = []
@@ -142,6 +142,16 @@ def test_the_shards_are_looked_through_once_and_again_when_one_has_changed(tmp_p
     assert open_rows(param(tmp_path, kind), 2).digest == first.digest and len(looked) == 3
     (tmp_path / shards.INDEX).write_bytes(b"damaged")
     assert len(open_rows(param(tmp_path, kind), 2)) == ROWS and len(looked) == 6
+    whole = open_rows(param(tmp_path, kind), 2)
+    place = tmp_path / shards.INDEX
+    content = place.read_bytes()
+    flipped = content.replace(b'"words"', b'"wards"')  # (each array has a checksum)
+    for damaged in (b"", b"no zip file", content[: len(content) // 2], flipped):
+        place.write_bytes(damaged)
+        again = open_rows(param(tmp_path, kind), 2)
+        assert again.labels.tolist() == whole.labels.tolist() and again.digest == whole.digest
+        assert sum(f"{place} is damaged" in note for note in again.notes) == 1
+        assert not any("damaged" in note for note in open_rows(param(tmp_path, kind), 2).notes)
 
 
 def test_index_is_written_in_the_folder_and_may_be_read_by_all(tmp_path, monkeypatch):
@@ -172,20 +182,6 @@ def test_damaged_rows_are_refused_or_left_out(tmp_path):
     assert "train-00003.tar: row 0" in index.problems[0] and any("left out: 1 file(s)" in note for note in index.notes)
 
 
-def test_damaged_index_is_made_again(tmp_path, kind):
-    WRITERS[kind](tmp_path)
-    whole = open_rows(param(tmp_path, kind), 2)
-    place = tmp_path / shards.INDEX
-    content = place.read_bytes()
-    flipped = content.replace(b'"words"', b'"wards"')  # (each array has a checksum)
-    for damaged in (b"", b"no zip file", content[: len(content) // 2], flipped):
-        place.write_bytes(damaged)
-        again = open_rows(param(tmp_path, kind), 2)
-        assert again.labels.tolist() == whole.labels.tolist() and again.digest == whole.digest
-        assert sum(f"{place} is damaged" in note for note in again.notes) == 1
-        assert not any("damaged" in note for note in open_rows(param(tmp_path, kind), 2).notes)
-
-
 @pytest.mark.parametrize(("columns", "message"), [
     ({"image": ["a.png", "b.png"], "label": [0, 1]}, "column image"),
     ({"image": [[b"a"], [b"b"]], "label": [0, 1]}, "column image"),
@@ -202,14 +198,11 @@ def test_parquet_without_images_or_labels_is_refused(tmp_path, columns, message)
     pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match(message)
 
 
-def test_classes_of_parquet_are_listed_once_or_are_numbers(tmp_path):
+def test_classes_of_parquet_are_listed_once_and_rows_without_images_named(tmp_path):
     write_parquets(tmp_path, names=("cat",))
     assert open_rows(param(tmp_path, "parquet"), 2).classes == ("cat", "1")
     write_parquets(tmp_path, names=("cat", "cat"))
     pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match("column label.*'cat'")
-
-
-def test_rows_of_parquet_without_an_image_are_named(tmp_path):
     write_parquets(tmp_path, rows={9: None, 17: b"no image"})
     pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match(r"00001-of.*row 1 .*no bytes.* 2 of 24")
     index = open_rows(param(tmp_path, "parquet", skip_bad_images=True), 2)

@@ -28,14 +28,6 @@ def told(flags="", ranks=2):
     return yaml_for(parse([*CONFIG, *FLAGS.split(), *flags.split()], ranks), ranks)
 
 
-def test_sets_of_layers_are_written_out(monkeypatch):
-    monkeypatch.chdir(ROOT / "examples/dit")
-    content = told("--init-from base --lora-target-modules attention t_embedder.mlp.0")
-    assert get(content, "training.lora.target_modules") == [
-        "blocks.{*}.attn.qkv", "blocks.{*}.attn.proj", "t_embedder.mlp.0",
-    ]  # fmt: skip
-
-
 def test_each_flag_has_a_meaning_in_both_routes_and_each_key_one_flag():
     keys = [key.name for key in native_keys().values()]
     assert set(MEANINGS) == {row.name for row in rows()} and len(set(keys)) == len(keys)
@@ -51,13 +43,24 @@ def test_yaml_of_an_example_is_what_plan_prints(config, ranks, monkeypatch, caps
     assert f"--world-size {ranks}" in written and f"--nproc_per_node {ranks} " in written
 
 
-def test_yaml_has_six_sections_and_leaves_defaults_out():
+def test_yaml_has_six_sections_and_leaves_defaults_out(monkeypatch):
     content = told("--adam-beta1 0.9 --lr-decay-style constant --weight-decay 0")
     assert list(content) == ["parallel", "model", "data", "features", "training", "tools"]
     assert content["model"]["mm_model"] == "model.json" and content["data"]["dataset_param"]["mm_data"] == "data.json"
     assert not {"adam_beta1", "lr_decay_style", "weight_decay", "lr_warmup_ratio"} & set(content["training"])
     assert get(content, "training.gradient_accumulation_steps") == 4  # 32 / 4 / 2 ranks
     assert str(get(content, "model.model_name_or_path")).startswith("./")  # (else one of the hub)
+    monkeypatch.chdir(ROOT / "examples/dit")
+    content = told("--init-from base --lora-target-modules attention t_embedder.mlp.0")
+    assert get(content, "training.lora.target_modules") == [
+        "blocks.{*}.attn.qkv", "blocks.{*}.attn.proj", "t_embedder.mlp.0",
+    ]  # fmt: skip
+    paths = ["predictor.blocks.{*}", "predictor.blocks.{0-20,25}", "predictor.final_layer", "predictor"]
+    assert settings.patterns(paths) == ["blocks.{*}", "blocks.{0-20}", "blocks.25", "final_layer"]
+    flags = parse([*CONFIG, *FLAGS.split()], 1)
+    sharding = Fsdp2Config(param_dtype="bf16", sub_modules_to_wrap=("predictor.blocks.{*}",))
+    assert get(yaml_of(flags, sharding, 1), "training.init_model_with_meta_device") is True
+    assert get(yaml_of(flags, None, 1), "training.init_model_with_meta_device") is None
 
 
 @pytest.mark.parametrize("train_iters", [7, 100, 7_000_000])
@@ -80,18 +83,6 @@ def test_shards_must_divide_the_ranks():
     for size in (3, 8, 0, -1, 2.0, True, "all"):
         refused = pytest.raises(ConfigError, settings._check_ranks, size, 4, "run.yaml")
         refused.match(f"parallel.fully_shard_parallel_size = {size!r}")
-
-
-def test_paths_begin_at_the_predictor_and_braces_are_expanded():
-    paths = ["predictor.blocks.{*}", "predictor.blocks.{0-20,25}", "predictor.final_layer", "predictor"]
-    assert settings.patterns(paths) == ["blocks.{*}", "blocks.{0-20}", "blocks.25", "final_layer"]
-
-
-def test_unsharded_weights_keep_their_precision():
-    flags = parse([*CONFIG, *FLAGS.split()], 1)
-    sharding = Fsdp2Config(param_dtype="bf16", sub_modules_to_wrap=("predictor.blocks.{*}",))
-    assert get(yaml_of(flags, sharding, 1), "training.init_model_with_meta_device") is True
-    assert get(yaml_of(flags, None, 1), "training.init_model_with_meta_device") is None
 
 
 def test_bits_of_a_batch_survive_a_cast(framework):
@@ -164,11 +155,13 @@ def test_folder_without_a_model_json_is_refused(tmp_path, capsys):
 WORDS = "--mm-model m --mm-data d --train-iters 100 --micro-batch-size 4 --lr 1e-3 --lr-decay-style cosine"
 
 
-def test_values_of_every_host_are_taken_and_typed():
+def test_values_of_every_host_are_typed_and_an_ignored_schedule_is_refused():
     values = parse([*WORDS.split(), "--lr-warmup-iters", "3"], 2).flags()
     values |= {"ema_decay": "0.5", "num_workers": "0"}  # (as a yaml with quotes has them)
     flags = checked_values(values, "run.yaml", 2)
     assert (flags.ema_decay, flags.num_workers, flags.lr, flags.train_iters) == (0.5, 0, 1e-3, 100)
+    flags = parse([*WORDS.split(), "--lr-decay-style", "linear", "--min-lr", "1e-4"], 2)
+    pytest.raises(ConfigError, checked_values, flags.flags(), "run.yaml", 2).match("lr_decay_style")
 
 
 REFUSED = [
@@ -186,8 +179,3 @@ REFUSED = [
 def test_value_that_its_flag_does_not_take_is_refused(key, value):
     values = {**parse(WORDS.split(), 2).flags(), {**settings.FLAGS, **settings.COUNTED}[key]: value}
     pytest.raises(ConfigError, checked_values, values, "run.yaml", 2).match(f"run.yaml.*{key}")
-
-
-def test_schedule_that_the_engine_would_ignore_is_refused():
-    flags = parse([*WORDS.split(), "--lr-decay-style", "linear", "--min-lr", "1e-4"], 2)
-    pytest.raises(ConfigError, checked_values, flags.flags(), "run.yaml", 2).match("lr_decay_style")
