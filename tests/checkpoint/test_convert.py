@@ -17,27 +17,18 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.checkpoint.store import find_checkpoint, read_facts, relative_argument, without_folders
 from mindspeed_mm_dit.configs.dit import DiTConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
+from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.mindspore_file import read_mindspore_file
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.integrations.formats.config_json import infer_vae_config, vae_shapes
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.integrations.formats.convert import write as write_for_others
 from mindspeed_mm_dit.integrations.formats.diffusers_dit import diffusers_shapes, from_diffusers, to_diffusers
+from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from tests import checkpoint_fixtures as fixtures
-from tests.checkpoint_fixtures import (
-    FACTS,
-    MODEL_JSON,
-    TINY,
-    TINY_VAE,
-    assert_same,
-    diffusers_dit,
-    dit_arrays,
-    needs_diffusers,
-    training_state,
-    write,
-)
+from tests.checkpoint_fixtures import FACTS, MODEL_JSON, TINY, assert_same, dit_arrays, training_state, write
 from tests.conftest import GOLDEN
 
 
@@ -54,6 +45,7 @@ def read(path):
     return FORMATS[format_of_source(path)].read(path)
 
 
+OWNERS = ("predictor.{name}", "{name}")
 RING = ("safetensors", "pytorch", "diffusers", "pt", "mindspore", "original", "ckpt")
 PAIRS = [pytest.param(*pair, marks=[] if pair in zip(RING, RING[1:] + RING[:1]) else pytest.mark.extended)
          for pair in permutations(RING, 2)]  # fmt: skip
@@ -128,9 +120,7 @@ def test_a_run_keeps_optimizer_average_and_facts(tmp_path, pair):
             assert read_facts(root / "iter_0000007") == FACTS
 
 
-@pytest.mark.parametrize(
-    "owner", ["{number}", *(pytest.param(own, marks=pytest.mark.extended) for own in ("predictor.{name}", "{name}"))]
-)
+@pytest.mark.parametrize("owner", ["{number}", *(pytest.param(own, marks=pytest.mark.extended) for own in OWNERS)])
 def test_run_of_mindspeed_mm_is_converted_with_its_moments(tmp_path, owner):
     state, moments = training_state(), {}
     trained = [name for name in state.trees["model"] if name != "pos_embed"]
@@ -314,34 +304,30 @@ def test_rules_use_every_tensor_once_and_shapes_tell_the_architecture():
     assert_same(from_diffusers(theirs, TINY, "x"), arrays)
     assert_same(to_diffusers(from_diffusers(theirs, TINY, "x"), TINY), theirs)
     assert dataclasses.replace(adapter_of(DiTConfig).of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
-    assert infer_vae_config(vae_shapes(TINY_VAE), norm_num_groups=4) == TINY_VAE
+    assert infer_vae_config(vae_shapes(fixtures.TINY_VAE), norm_num_groups=4) == fixtures.TINY_VAE
     published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
     shapes = {name: array.shape for name, array in published.items()}
     assert parameters_of(adapter_of(DiTConfig).of_shapes(shapes)).shapes() == shapes
 
 
-@needs_diffusers
+@fixtures.needs_diffusers
 def test_names_and_shapes_are_those_of_diffusers():
-    from diffusers import AutoencoderKL
-
-    theirs = {name: tuple(t.shape) for name, t in diffusers_dit().state_dict().items()}
+    AutoencoderKL = pytest.importorskip("diffusers").AutoencoderKL
+    theirs = {name: tuple(t.shape) for name, t in fixtures.diffusers_dit().state_dict().items()}
     assert diffusers_shapes(TINY) == theirs
     vae = AutoencoderKL(
         block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2, layers_per_block=2,
         up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4,
     )  # fmt: skip
-    assert vae_shapes(TINY_VAE) == {name: tuple(t.shape) for name, t in vae.state_dict().items()}
+    assert vae_shapes(fixtures.TINY_VAE) == {name: tuple(t.shape) for name, t in vae.state_dict().items()}
 
 
-@needs_diffusers
+@fixtures.needs_diffusers
 @pytest.mark.pytorch
 @pytest.mark.parametrize("direction", ["to diffusers", "from diffusers"])
 def test_outputs_equal_those_of_diffusers(tmp_path, framework, direction):
     import torch
     from diffusers import DiTTransformer2DModel
-
-    from mindspeed_mm_dit.framework import runtime
-    from mindspeed_mm_dit.models.dit import DiT
 
     torch.manual_seed(0)
     if direction == "to diffusers":
@@ -351,7 +337,7 @@ def test_outputs_equal_those_of_diffusers(tmp_path, framework, direction):
         convert(tmp_path / "a.pt", tmp_path / "d", "diffusers", description=model_json)
         theirs, weights = DiTTransformer2DModel.from_pretrained(tmp_path / "d").eval(), dit_arrays()
     else:
-        theirs = diffusers_dit()
+        theirs = fixtures.diffusers_dit()
         shared = theirs.transformer_blocks[0].norm1.emb.state_dict()
         for block in theirs.transformer_blocks:  # the published network has one embedding for all blocks
             block.norm1.emb.load_state_dict(shared)

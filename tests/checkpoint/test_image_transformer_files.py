@@ -292,12 +292,10 @@ def test_the_names_of_wan_s_own_code_are_read_as_diffusers_reads_them():
     assert from_original({name: np.array(number) for number, name in enumerate(names)}) == theirs
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "shift"), [({"flow_shift": 3.0}, 3.0), ({"shift": 7.0}, 7.0), ({}, 1.0), (None, 5.0)]
-)
-def test_shift_is_that_of_the_scheduler_or_the_published_one(tmp_path, scheduler, shift):
+@pytest.mark.parametrize(("said", "shift"), [({"flow_shift": 3.0}, 3.0), ({"shift": 7.0}, 7.0), ({}, 1.0), (None, 5.0)])
+def test_shift_is_that_of_the_scheduler_or_the_published_one(tmp_path, said, shift):
     files = {"model_index.json": {"_class_name": "WanPipeline"}, "transformer/config.json": {}}
-    files |= {} if scheduler is None else {"scheduler/scheduler_config.json": scheduler}
+    files |= {} if said is None else {"scheduler/scheduler_config.json": said}
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content))

@@ -154,17 +154,15 @@ def test_a_copy_without_hidden_files_is_named_by_what_it_lacks(tmp_path):
         pytest.raises(CheckpointError, find_checkpoint, path).match(r"iter_0000001.*\.metadata")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("file", "is a file"), ("iter_0000001", "is one checkpoint"), ("iter_0000002", "is one"), ("renamed", "is one")],
-)
-def test_what_is_no_folder_of_checkpoints_is_no_fresh_start(tmp_path, name, message):
+@pytest.mark.parametrize("name", ["file", "iter_0000001", "iter_0000002", "renamed"])
+def test_what_is_no_folder_of_checkpoints_is_no_fresh_start(tmp_path, name):
     (tmp_path / "file").touch()
     write(CheckpointStore(tmp_path), 1)
     (tmp_path / "iter_0000002").mkdir()  # of another program, without the facts of a run
     (tmp_path / "renamed").mkdir()
     (tmp_path / "renamed" / RUN_FACTS).write_text("{}")
-    pytest.raises(CheckpointError, CheckpointStore(tmp_path / name).latest, lambda path: None).match(message)
+    refused = pytest.raises(CheckpointError, CheckpointStore(tmp_path / name).latest, lambda path: None)
+    refused.match("is a file" if name == "file" else "is one")
 
 
 def test_files_are_synced_before_a_checkpoint_becomes_visible(tmp_path, monkeypatch):

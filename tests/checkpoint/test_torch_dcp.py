@@ -57,9 +57,7 @@ def test_moments_of_every_form_of_the_host_are_read(tmp_path: Path, owners, step
         assert found["step"] == value + 6
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("a.weight", "is a str, not a number"), ("a.bias", "its pickle asks for fractions")]
-)
+@pytest.mark.parametrize(("name", "reason"), [("a.weight", "str"), ("a.bias", "fractions")])
 def test_a_step_counter_that_is_no_number_is_not_loaded(tmp_path: Path, name: str, reason: str):
     torch_dcp.write(hosted(NAMES, ("seven", Fraction(8))), tmp_path)
     pytest.raises(CheckpointError, torch_dcp.read, empty(name), tmp_path).match(reason)
@@ -97,9 +95,8 @@ def test_moments_and_steps_are_found_under_the_names_of_the_host(theirs, owners,
 def test_both_forms_are_theirs_and_averages_have_names_of_their_own():
     assert mindspeed_mm.is_mindspeed_mm(stored(groups=0)) and mindspeed_mm.is_mindspeed_mm(by_name()[:1])
     assert not mindspeed_mm.is_mindspeed_mm(OURS)
-    assert mindspeed_mm.stored_names(["ema.a.weight"], by_name(PARAMETERS[:1])) == {
-        "ema.a.weight": "model.ema.a.weight"
-    }
+    names = mindspeed_mm.stored_names(["ema.a.weight"], by_name(PARAMETERS[:1]))
+    assert names == {"ema.a.weight": "model.ema.a.weight"}
     native = [*OURS, "model.ema.a.weight", "optimizer.param_groups.0.lr"]
     names = mindspeed_mm.stored_names([*OURS, "ema.a.weight"], native)
     assert names == {**{name: name for name in OURS}, "ema.a.weight": "model.ema.a.weight"}

@@ -11,15 +11,11 @@ import pytest
 pytest.importorskip("ftfy", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
+import transformers
+
+from mindspeed_mm_dit.configs import text_encoder as encoders
 from mindspeed_mm_dit.configs.joint import Flux2Config
-from mindspeed_mm_dit.configs.text_encoder import (
-    CLIPTextConfig,
-    Mistral3Config,
-    Qwen3Config,
-    Qwen25VLConfig,
-    T5Config,
-    UMT5Config,
-)
+from mindspeed_mm_dit.configs.text_encoder import CLIPTextConfig, Mistral3Config, Qwen25VLConfig, T5Config, UMT5Config
 from mindspeed_mm_dit.data.cache_index import check_same
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption, fix_text
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -52,8 +48,8 @@ PIPELINES = {
     "sd3": (T5Config, "stable_diffusion_3", "StableDiffusion3Pipeline", "_get_t5_prompt_embeds"),
     "sd3 clip": (CLIPTextConfig, "stable_diffusion_3", "StableDiffusion3Pipeline", "_get_clip_prompt_embeds"),
     "qwen_image": (Qwen25VLConfig, "qwenimage.pipeline_qwenimage", "QwenImagePipeline", "_get_qwen_prompt_embeds"),
-    "z_image": (Qwen3Config, {}),
-    "flux2 klein": (Qwen3Config, Flux2Config.published_texts),
+    "z_image": (encoders.Qwen3Config, {}),
+    "flux2 klein": (encoders.Qwen3Config, Flux2Config.published_texts),
     "flux2": (Mistral3Config, {}),
 }
 """Config of the encoder, and a method of diffusers; or what the encoder was published with, to compare with a chat."""
@@ -89,8 +85,6 @@ def ids_of_chat(tokenizer, texts, config):
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
-    import transformers
-
     kind, *source = PIPELINES[name]
     if kind is CLIPTextConfig:
         write_clip_tokenizer(tmp_path)

@@ -57,11 +57,9 @@ def test_of_each_direction_one_caption_has_no_clip():
     assert {_draw(number, "two")[2] for number in range(100)} == set(demo.OFFSETS)
 
 
-@pytest.mark.parametrize(
-    ("direction", "axis", "sign"), [("left", 2, -1), ("right", 2, 1), ("up", 1, -1), ("down", 1, 1)]
-)
-def test_digit_moves_two_pixels_a_frame_as_its_caption_says(direction, axis, sign):
-    drawn = moving(np.full((8, 8), 16.0), direction, 5)
+@pytest.mark.parametrize(("where", "axis", "sign"), [("left", 2, -1), ("right", 2, 1), ("up", 1, -1), ("down", 1, 1)])
+def test_digit_moves_two_pixels_a_frame_as_its_caption_says(where, axis, sign):
+    drawn = moving(np.full((8, 8), 16.0), where, 5)
     frames = drawn > 3 * demo.LIGHT  # without the canvas
     assert drawn.shape == (9, 48, 48, 3) and (frames.sum((1, 2, 3)) == 32 * 32 * 3).all()
     starts = np.array([np.argwhere(frame).min(0) for frame in frames])
