@@ -57,10 +57,10 @@ def test_adapters_are_no_weights_to_begin_with(tmp_path):
 
 
 @pytest.fixture
-def adapted_starter(tmp_path):
+def begun(tmp_path):
     """Begin a network that differs from THERE in some settings; return its values and what was done, by name."""
 
-    def adapted_starter(classes=("0", "1", "2"), facts=FACTS, weights=WEIGHTS, seed=5, **settings):
+    def begun(classes=("0", "1", "2"), facts=FACTS, weights=WEIGHTS, seed=5, **settings):
         path = tmp_path / "there.safetensors"
         path.unlink(missing_ok=True)
         FORMATS["safetensors"].write(path, State({"model": weights}, facts))
@@ -71,7 +71,7 @@ def adapted_starter(tmp_path):
         assert all(value.dtype == np.float32 for _, value, _ in found)
         return {name: value for name, value, _ in found}, {name: how for name, _, how in found if how}
 
-    return adapted_starter
+    return begun
 
 
 def assert_taken(values, but=()):
@@ -79,14 +79,14 @@ def assert_taken(values, but=()):
         assert name in but or value.tobytes() == WEIGHTS[name].tobytes(), name
 
 
-def test_bare_weights_of_the_same_network_are_taken_as_they_are(adapted_starter):
-    values, how = adapted_starter(NAMES, {})
+def test_bare_weights_of_the_same_network_are_taken_as_they_are(begun):
+    values, how = begun(NAMES, {})
     assert not how
     assert_taken(values)
 
 
-def test_weights_for_captions_are_drawn_anew_and_the_rest_is_taken(adapted_starter):
-    values, how = adapted_starter(num_classes=0, text_dim=6, pooled_dim=4)
+def test_weights_for_captions_are_drawn_anew_and_the_rest_is_taken(begun):
+    values, how = begun(num_classes=0, text_dim=6, pooled_dim=4)
     new = {name for name in values if any(part in name for part in ("text_embedder", "pooled_embedder", "cross_attn"))}
     assert set(how) == new and len(new) == 4 + 4 + 2 * 10 and TABLE not in values
     assert set(how.values()) == {"drawn anew: the given weights have none"}
@@ -97,7 +97,7 @@ def test_weights_for_captions_are_drawn_anew_and_the_rest_is_taken(adapted_start
     there = dataclasses.replace(THERE, num_classes=0, text_dim=6)
     facts = facts_of({"num_classes": 0, "text_dim": 6}, text_encoder={"from_pretrained": "nowhere"})
     weights = weights_of(there)
-    values, how = adapted_starter(facts=facts, weights=weights, num_classes=0, text_dim=9)
+    values, how = begun(facts=facts, weights=weights, num_classes=0, text_dim=9)
     assert how == {"text_embedder.linear_1.weight": "randomly initialised for texts of width 9"}
     assert all(values[name].tobytes() == weights[name].tobytes() for name in values if name not in how)
 
@@ -112,9 +112,9 @@ def test_weights_for_captions_are_drawn_anew_and_the_rest_is_taken(adapted_start
     ("0 2 1", "0 1 2", [0, 2, 1, 3], "3 of 3 {k}, "),
     ("", "cat dog", [None, None, 3], "2 of 2 {r}, "),
 ])  # fmt: skip
-def test_classes_are_kept_by_name_wherever_they_stand(adapted_starter, classes, names, rows, done):
+def test_classes_are_kept_by_name_wherever_they_stand(begun, classes, names, rows, done):
     facts, names = FACTS | {"classes": classes.split()} if classes else {}, names.split()
-    values, how = adapted_starter(names, facts, num_classes=len(names))
+    values, how = begun(names, facts, num_classes=len(names))
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, num_classes=len(names))), 5)[TABLE]
     wanted = [drawn[number] if row is None else WEIGHTS[TABLE][row] for number, row in enumerate(rows)]
     np.testing.assert_array_equal(values[TABLE], np.stack(wanted))
@@ -123,11 +123,11 @@ def test_classes_are_kept_by_name_wherever_they_stand(adapted_starter, classes, 
     assert_taken(values, {TABLE})
 
 
-def test_model_without_label_dropout_has_no_null_class(adapted_starter):
-    values, how = adapted_starter(NAMES, class_dropout_prob=0.0)
+def test_model_without_label_dropout_has_no_null_class(begun):
+    values, how = begun(NAMES, class_dropout_prob=0.0)
     np.testing.assert_array_equal(values[TABLE], WEIGHTS[TABLE][:3])
     never = dataclasses.replace(THERE, class_dropout_prob=0.0)
-    values, how = adapted_starter(NAMES, facts_of({"class_dropout_prob": 0.0}), weights_of(never))
+    values, how = begun(NAMES, facts_of({"class_dropout_prob": 0.0}), weights_of(never))
     assert how == {TABLE: "3 of 3 classes kept, the unconditional class randomly initialised"}
     assert values[TABLE].shape == (4, 16)
 
@@ -135,20 +135,20 @@ def test_model_without_label_dropout_has_no_null_class(adapted_starter):
 LAST = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
-def test_positions_of_another_size_are_computed_and_patches_resampled(adapted_starter):
-    values, how = adapted_starter(input_size=16)
+def test_positions_of_another_size_are_computed_and_patches_resampled(begun):
+    values, how = begun(input_size=16)
     np.testing.assert_array_equal(values["pos_embed"][0], sincos_positions_2d(16, 8))
     assert how == {"pos_embed": "computed for 8x8 patches"}
     assert_taken(values, {"pos_embed"})
-    larger, how = adapted_starter(patch_size=4)
+    larger, how = begun(patch_size=4)
     assert how.pop("pos_embed") == "computed for 2x2 patches"
     assert how == dict.fromkeys((EMBEDDING, *LAST), "resampled from patches of 2 to 4")
-    back, _ = adapted_starter(NAMES, facts_of({"patch_size": 4}), larger)  # and is the same again
+    back, _ = begun(NAMES, facts_of({"patch_size": 4}), larger)  # and is the same again
     for name, value in back.items():
         np.testing.assert_allclose(value, WEIGHTS[name], atol=1e-5, err_msg=name)
 
 
-def test_twice_the_size_in_twice_the_patches_answers_alike(adapted_starter, framework):
+def test_twice_the_size_in_twice_the_patches_answers_alike(begun, framework):
     """Of an image made of grown patches the whole network says the grown answer."""
 
     def answer(config, values, x):
@@ -163,38 +163,38 @@ def test_twice_the_size_in_twice_the_patches_answers_alike(adapted_starter, fram
         return (matrix @ patches @ matrix.T).transpose(0, 1, 2, 4, 3, 5).reshape(*x.shape[:2], 16, 16)
 
     here = dataclasses.replace(THERE, input_size=16, patch_size=4)
-    values, _ = adapted_starter(input_size=16, patch_size=4)
+    values, _ = begun(input_size=16, patch_size=4)
     x = np.random.default_rng(1).standard_normal((1, 3, 8, 8)).astype(np.float32)
     there = answer(THERE, WEIGHTS, x)
     ours = answer(here, values, grown(x).astype(np.float32))
     np.testing.assert_allclose(ours, grown(there), atol=1e-4 * np.abs(there).max())  # float32 of six layers
 
 
-def test_variance_is_dropped_or_begins_at_zero(adapted_starter):
-    values, how = adapted_starter(learn_sigma=False)
+def test_variance_is_dropped_or_begins_at_zero(begun):
+    values, how = begun(learn_sigma=False)
     kept = WEIGHTS[LAST[0]].reshape(2, 2, 2, 3, 16)[:, :, 0]
     np.testing.assert_array_equal(values[LAST[0]], kept.reshape(12, 16))
     assert how == dict.fromkeys(LAST, "variance dropped")
     fixed = {"model_id": "gaussian_diffusion", "variance_type": "fixed_small"}
-    again, how = adapted_starter(NAMES, facts_of({"learn_sigma": False}, diffusion=fixed), values)
+    again, how = begun(NAMES, facts_of({"learn_sigma": False}, diffusion=fixed), values)
     parts = again[LAST[0]].reshape(2, 2, 2, 3, 16)
     np.testing.assert_array_equal(parts[:, :, 0], kept)
     assert not parts[:, :, 1].any() and how == dict.fromkeys(LAST, "variance added, with zeros")
 
 
-def test_grey_is_embedded_as_equal_colours_and_other_latents_anew(adapted_starter):
+def test_grey_is_embedded_as_equal_colours_and_other_latents_anew(begun):
     grey = dataclasses.replace(THERE, in_channels=1)
-    values, how = adapted_starter(in_channels=1)
+    values, how = begun(in_channels=1)
     patch = np.random.default_rng(2).standard_normal((2, 2)).astype(np.float32)
     of_grey, wanted = (np.einsum("dcij,ij->d", own, patch) for own in (values[EMBEDDING], WEIGHTS[EMBEDDING]))
     np.testing.assert_allclose(of_grey, wanted, atol=1e-5)
     colours = WEIGHTS[LAST[1]].reshape(2, 2, 2, 3)
     np.testing.assert_allclose(values[LAST[1]].reshape(2, 2, 2, 1), colours.mean(3, keepdims=True), atol=1e-6)
     assert how[EMBEDDING] == "from colour to grey"
-    back, how = adapted_starter(NAMES, {"classes": list(NAMES)}, weights_of(grey))
+    back, how = begun(NAMES, {"classes": list(NAMES)}, weights_of(grey))
     np.testing.assert_allclose(back[EMBEDDING].sum(1), weights_of(grey)[EMBEDDING][:, 0], atol=1e-6)
     assert how[LAST[0]] == "from grey to colour"
-    values, how = adapted_starter(in_channels=16)
+    values, how = begun(in_channels=16)
     assert how[EMBEDDING] == how[LAST[1]] and "of 3 channels do not convert to 16" in how[EMBEDDING]
     assert not values[LAST[0]].any()
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, in_channels=16)), 5)
@@ -209,8 +209,8 @@ def test_grey_is_embedded_as_equal_colours_and_other_latents_anew(adapted_starte
     ({"mlp_ratio": 2.0}, "mlp_ratio is 4.0 there and 2.0 here"),
     ({"rope": True}, "rope is False there and True here"),  # (which no tensor shows)
 ])  # fmt: skip
-def test_other_width_depth_or_heads_are_refused(adapted_starter, settings, message):
-    pytest.raises(CheckpointError, adapted_starter, **settings).match(f"(?s){message}.*num_classes, class_dropout_prob")
+def test_other_width_depth_or_heads_are_refused(begun, settings, message):
+    pytest.raises(CheckpointError, begun, **settings).match(f"(?s){message}.*num_classes, class_dropout_prob")
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("pipeline", "original")])

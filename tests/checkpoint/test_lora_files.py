@@ -420,10 +420,10 @@ def test_peft_reads_our_adapters_of_a_dit_and_we_read_its(peers, values, tmp_pat
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ("{lora} x.safetensors", "--to: is needed"),
+    ("{lora} x.safetensors", "--to"),
     ("{lora} x.safetensors --to khoya", "'kohya'"),
-    ("{lora} x.safetensors --to peft", "name a folder"),
-    ("{lora} x --to native", "end it in .safetensors"),
+    ("{lora} x.safetensors --to peft", "folder"),
+    ("{lora} x --to native", ".safetensors"),
     ("{lora} x --to peft --merge-lora {lora}", "SOURCE holds adapters itself"),
     ("{wan} x.safetensors --merge-lora nothing.safetensors", "there is no such file"),
     ("{wan} x.safetensors --merge-lora {lora}:2000", "its strength must lie between"),

@@ -211,7 +211,7 @@ class Writer(stores.BackgroundWriter):
     _join = staticmethod(lambda: None)
 
 
-def test_background_failure_is_reported_at_once_and_once_more(tmp_path):
+def test_failures_of_writers_and_readers_tell_their_first_cause(tmp_path, monkeypatch):
     def fail():
         raise RuntimeError("writer failed\nat line 1") from OSError(28, "No space left on device")
 
@@ -221,9 +221,6 @@ def test_background_failure_is_reported_at_once_and_once_more(tmp_path):
     (problem,) = told
     assert "OSError: [Errno 28] No space left" in str(problem)
     assert writer.wait() is problem and writer.wait() is None
-
-
-def test_reason_of_a_bad_checkpoint_is_the_first_cause_or_a_full_disk(tmp_path, monkeypatch):
     gone, of_format = FileNotFoundError(2, "No such file", "x"), ValueError("bad header\nframes")
     of_format.__context__ = RuntimeError("between")
     of_format.__context__.__cause__ = gone

@@ -109,15 +109,12 @@ def test_tables_of_lightningdit_are_left_out_and_others_are_refused(tmp_path):
         plain({**stored, "feat_rope.freqs_cos": np.cos(halved)})
 
 
-def test_jit_weights_lose_their_prefix(tmp_path):
+def test_jit_weights_lose_their_prefix_and_begin_other_sizes(tmp_path):
     stored = read_torch_file(GOLDEN / "jit_tiny.pt")
     for use_ema, key in ((True, "model_ema1"), (False, "model")):
         assert_same(read_weights(GOLDEN / "jit_tiny.pt", use_ema), {n[4:]: a for n, a in stored[key].items()})
     convert(GOLDEN / "jit_tiny.pt", tmp_path / "run", to="mindspore")
     assert read_weights(tmp_path / "run" / "iter_0000000", use_ema=False).keys() == parameters_of(JIT).shapes().keys()
-
-
-def test_jit_of_other_classes_and_size_begins_with_the_weights():
     here = dataclasses.replace(JIT, num_classes=4, input_size=32, patch_size=8)
     source = read_source(GOLDEN / "jit_tiny.pt", here)
     found = {name: (value, how) for name, value, how in adapt_weights(source, here, [], 0)}

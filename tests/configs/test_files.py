@@ -41,7 +41,7 @@ def test_missing_published_weights_name_their_command(path, command):
     assert files.fetch_command(path) == command
 
 
-def test_missing_folders_are_made_and_no_file_is_touched(tmp_path):
+def test_missing_folders_are_made_and_those_without_permission_refused(tmp_path, monkeypatch):
     check_output_file("--output", tmp_path / "a/b/c.png")
     check_output_folder("--save", tmp_path / "d/e")
     assert list((tmp_path / "a/b").iterdir()) == [] and (tmp_path / "d/e").is_dir()
@@ -50,6 +50,10 @@ def test_missing_folders_are_made_and_no_file_is_touched(tmp_path):
     assert (tmp_path / "old").read_text() == "kept"
     check_output_folder("--save", tmp_path / "looked/at", make=False)
     assert not (tmp_path / "looked").exists()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(run.os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
+    for check, name in ((check_output_file, "file"), (check_output_file, "new"), (check_output_folder, "")):
+        pytest.raises(ConfigError, check, "--flag", tmp_path / name).match("permissions")
 
 
 def test_place_of_the_wrong_kind_is_refused(tmp_path):
@@ -65,13 +69,6 @@ def test_place_of_the_wrong_kind_is_refused(tmp_path):
         (check_output_file, "link.png", "the folder /proc/nowhere cannot be created"),
     ):
         pytest.raises(ConfigError, check, "--flag", tmp_path / name).match(f"--flag = {tmp_path / name}.*{reason}")
-
-
-def test_a_place_without_permission_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(run.os, "access", lambda path, mode: not mode & os.W_OK)  # root may write anywhere
-    for check, name in ((check_output_file, "file"), (check_output_file, "new"), (check_output_folder, "")):
-        pytest.raises(ConfigError, check, "--flag", tmp_path / name).match("permissions")
 
 
 PACKAGE = Path(__file__).parents[2] / "mindspeed_mm_dit"

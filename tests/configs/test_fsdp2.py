@@ -33,11 +33,13 @@ def test_path_that_matches_nothing_is_refused():
             resolve_paths([path], NAMES, "sub_modules_to_wrap")
 
 
-def test_sharding_size_must_divide_the_ranks():
+def test_sharding_size_divides_the_ranks_and_nothing_is_every_default(tmp_path):
     assert Fsdp2Config(sharding_size="auto").shard_ranks(8) == 8
     assert Fsdp2Config().shard_ranks(8) == 1
     with pytest.raises(ConfigError, match=r"sharding_size\(3\) \* replicas\(2\) != WORLD_SIZE\(8\)"):
         Fsdp2Config(sharding_size=3).shard_ranks(8)
+    (tmp_path / "fsdp2.yaml").write_text("{}")
+    assert load_fsdp2_config(tmp_path / "fsdp2.yaml") == load_fsdp2_config(None) == Fsdp2Config()
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -58,11 +60,6 @@ def test_wrong_line_is_refused(tmp_path, line, message):
     (tmp_path / "fsdp2.yaml").write_bytes(line.encode("latin-1"))
     refused = pytest.raises(ConfigError, load_fsdp2_config, tmp_path / "fsdp2.yaml")
     refused.match(f"(?s){tmp_path}/fsdp2.yaml.*{message}")
-
-
-def test_empty_object_is_every_default(tmp_path):
-    (tmp_path / "fsdp2.yaml").write_text("{}")
-    assert load_fsdp2_config(tmp_path / "fsdp2.yaml") == load_fsdp2_config(None) == Fsdp2Config()
 
 
 PYTORCH, MINDSPORE, HOST = ("autocast", "fsdp2"), (), ("fsdp2",)

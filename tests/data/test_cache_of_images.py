@@ -66,10 +66,8 @@ def data_json(folder, **param):
 
 
 def cache(home, output, model="model.json", data="data.json", **flags):
-    argv = ["cache-latents", "--model", str(home / model), "--data", str(home / data), "--output", str(output)]
-    for name, value in {"shard-images": 4, "batch-size": 3, **flags}.items():
-        argv += [f"--{name}", str(value)]
-    return main(argv)
+    flags = {"model": home / model, "data": home / data, "output": output, "shard-images": 4, "batch-size": 3, **flags}
+    return main(["cache-latents", *(f"--{name}={value}" for name, value in flags.items())])
 
 
 def load(home, latents, model="model.json"):
@@ -107,11 +105,6 @@ def test_a_cache_is_made_in_float32_unless_tensorfloat32_is_asked_for(home, tmp_
     assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
 
 
-def losses(model, batch):
-    with torch.no_grad():
-        return model(**runtime.to_device(batch)).numpy()
-
-
 @pytest.mark.parametrize("objective", ["gaussian_diffusion", "flow_matching"])
 def test_losses_equal_those_of_encoding_online(home, made, objective):
     torch.manual_seed(0)
@@ -130,7 +123,9 @@ def test_losses_equal_those_of_encoding_online(home, made, objective):
         for key in ("labels", "posterior_noise", *model.diffusion.draw_names):
             np.testing.assert_array_equal(there[key], here[key])
         # a convolution's rounding depends on the images beside it in the batch; nothing else differs
-        np.testing.assert_allclose(losses(without_vae, here), losses(model, there), rtol=1e-5)
+        with torch.no_grad():
+            losses = (own(**runtime.to_device(batch)) for own, batch in ((without_vae, here), (model, there)))
+            np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def test_half_precision_on_disk_changes_latents_by_its_rounding(home, made, tmp_path):

@@ -1,4 +1,4 @@
-"""The pixels of an image, against the filters' definitions written out in NumPy and against frozen values."""
+"""The pixels of an image and its colours, against definitions written out in NumPy and against frozen values."""
 
 import struct
 import zlib
@@ -10,16 +10,10 @@ from PIL import ExifTags, Image, ImageCms, features
 
 from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.images import DatasetParam
+from mindspeed_mm_dit.data import transforms
 from mindspeed_mm_dit.data.colours import Colours, colours_of
 from mindspeed_mm_dit.data.sources import source_of
-from mindspeed_mm_dit.data.transforms import (
-    center_crop,
-    load_pixels,
-    load_still,
-    open_image,
-    readable_formats,
-    upright_size,
-)
+from mindspeed_mm_dit.data.transforms import load_pixels, readable_formats
 from tests.colour_fixtures import SRGB, WIDE, in_srgb, of_grey, of_inks, of_rgb
 from tests.data_fixtures import open_rows
 
@@ -64,10 +58,10 @@ def cropped(pixels, size):
     return pixels[top : top + size, left : left + size]
 
 
-@pytest.mark.parametrize(
-    ("height", "width"),
-    [(8, 8), (8, 13), (15, 15), (16, 16), (17, 31), (31, 17), (32, 32), (50, 33), (5, 7), (9, 40), (64, 200)],
-)
+SIZES = [(8, 8), (8, 13), (15, 15), (16, 16), (17, 31), (31, 17), (32, 32), (50, 33), (5, 7), (9, 40), (64, 200)]
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_an_image_is_halved_by_box_scaled_bicubically_and_cut(tmp_path, height, width, channels):
     pixels = image(height, width, channels)
@@ -81,10 +75,10 @@ def test_an_image_is_halved_by_box_scaled_bicubically_and_cut(tmp_path, height, 
 
 def test_the_pixels_of_a_small_image_are_fixed():
     """A change here makes latent caches and losses other ones: it needs a note in the changelog, and another CROP."""
-    assert np.asarray(center_crop(Image.fromarray(image(9, 11, 1).squeeze()), 4)).tolist() == [
+    assert np.asarray(transforms.center_crop(Image.fromarray(image(9, 11, 1).squeeze()), 4)).tolist() == [
         [73, 91, 162, 107], [108, 129, 106, 139], [185, 82, 106, 172], [91, 167, 109, 135],
     ]  # fmt: skip
-    assert np.asarray(center_crop(Image.fromarray(image(3, 4, 1).squeeze()), 4)).tolist() == [
+    assert np.asarray(transforms.center_crop(Image.fromarray(image(3, 4, 1).squeeze()), 4)).tolist() == [
         [0, 60, 165, 165], [20, 101, 107, 73], [54, 153, 98, 49], [79, 183, 144, 106],
     ]  # fmt: skip
 
@@ -139,9 +133,9 @@ def test_image_stands_as_its_exif_data_say(tmp_path, kind):
             if "XMP" in kind:
                 late = chunk(b"iTXt", b"XML:com.adobe.xmp" + bytes(5) + XMP % orientation)
             path.write_bytes(path.read_bytes()[:-12] + late + path.read_bytes()[-12:])
-        with open_image(path, 8) as opened:
+        with transforms.open_image(path, 8) as opened:
             colours_of(opened)  # (a run asks first, and Pillow reads EXIF data once)
-            height, width = upright_size(opened)
+            height, width = transforms.upright_size(opened)
         assert (height, width) == ((12, 8) if orientation > 4 else (8, 12))
         rows = pixels[:, ::-1] if orientation in (2, 3, 7, 8) else pixels
         rows = rows[::-1] if orientation in (3, 4, 6, 7) else rows
@@ -183,7 +177,7 @@ def test_a_profile_is_followed_in_every_format(tmp_path, ending, mode):
     image.save(tmp_path / f"a.{ending}", icc_profile=of_rgb(WIDE, 2.2), **options)
     found, right = learned(tmp_path / f"a.{ending}"), in_srgb(COLOUR, WIDE, 2.2)
     assert np.abs(np.array(found) - right).max() <= (3 if ending in LOSSY else 1)
-    assert (load_still(tmp_path / f"a.{ending}", 8)[4, 4] == found).all()
+    assert (transforms.load_still(tmp_path / f"a.{ending}", 8)[4, 4] == found).all()
     stored = learned(tmp_path / f"a.{ending}", color_profiles="ignore")
     assert np.abs(np.array(stored) - COLOUR).max() <= 2 and np.abs(np.array(found) - COLOUR).max() > 20
 

@@ -90,7 +90,7 @@ def test_plugin_of_a_yaml_attaches_when_it_is_imported():
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [("", "write 12"), ("\ufffd", "says"), ("13", "iter_0000013"), ("release", "release")]
+    ("said", "expected"), [("", "12"), ("\ufffd", "says"), ("13", "iter_0000013"), ("release", "release")]
 )
 def test_tracker_that_names_no_checkpoint_is_refused(tmp_path, said, expected):
     for iteration in (4, 12):

@@ -80,7 +80,7 @@ def test_wan_examples_are_clips_of_a_budget(tmp_path):
     assert (81, 480, 832) in param.sizes and (1, 624, 624) in param.sizes
 
 
-def test_defaults_of_mindspeed_mm_are_kept(tmp_path):
+def test_defaults_of_mindspeed_mm_are_kept_and_keys_of_both_mixed(tmp_path):
     content = copy.deepcopy(WAN)
     video = {"video_processor_type": "OpensoraplanVideoProcessor", "num_frames": 31}
     content["dataset_param"]["preprocess_parameters"] = video
@@ -90,9 +90,6 @@ def test_defaults_of_mindspeed_mm_are_kept(tmp_path):
     param = data.dataset_param
     assert (param.num_frames, param.max_height, param.max_width, param.train_fps) == (29, 480, 640, 24)
     assert param.caption_dropout_prob == 0.1 and not data.dataloader_param.shuffle
-
-
-def test_keys_of_both_may_be_mixed(tmp_path):
     content = changed("dataset_param", "buckets", [[9, 64, 64]])
     content["dataset_param"] |= {"clip_start": "first", "bucket_group": 4, "valid_fraction": 0.1}
     param = read(tmp_path, content).dataset_param
