@@ -195,7 +195,8 @@ def test_grey_is_embedded_as_equal_colours_and_other_latents_anew(begun):
     np.testing.assert_allclose(back[EMBEDDING].sum(1), weights_of(grey)[EMBEDDING][:, 0], atol=1e-6)
     assert how[LAST[0]] == "from grey to colour"
     values, how = begun(in_channels=16)
-    assert how[EMBEDDING] == how[LAST[1]] and "of 3 channels do not convert to 16" in how[EMBEDDING]
+    new = "randomly initialised: weights for latents of 3 channels do not convert to 16 channels"
+    assert how[EMBEDDING] == how[LAST[1]] == new
     assert not values[LAST[0]].any()
     drawn = initial_weights(parameters_of(dataclasses.replace(THERE, in_channels=16)), 5)
     np.testing.assert_array_equal(values[EMBEDDING], drawn[EMBEDDING])

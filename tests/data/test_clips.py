@@ -194,7 +194,8 @@ def test_of_many_clips_the_frames_are_counted_and_not_decoded(tmp_path, monkeypa
     monkeypatch.setattr("mindspeed_mm_dit.data.clips.DECODE_CHECK_LIMIT", 1)
     entries = [video(tmp_path, "a.mp4"), video(tmp_path, "b.mp4", frames=4)]
     pytest.raises(DataError, open_rows, param(tmp_path, entries)).match(r"line 2 .*b.mp4.* 4 frames")
-    assert open_rows(param(tmp_path, entries[:1] * 2)).facts[0].num_later_starts(5) == 7
+    index = open_rows(param(tmp_path, entries[:1] * 2))
+    assert index.facts[0].num_later_starts(5) == 7 and "only the first frame was decoded" in index.notes[0]
 
 
 def test_draws_follow_the_position_and_not_the_batch(tmp_path):
