@@ -103,7 +103,7 @@ FAULTS = {
     ),
     "resized patches": Fault(
         "models/dit_adapter.py", "np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)",
-        "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
+        "resize_matrix(weight.shape[-1], after)", "tests/checkpoint/test_adapting.py -k embedded_as",
     ),
     "timesteps of diffusers": Fault(
         "integrations/formats/diffusers_dit.py", "@ conversion_matrix(np.array(changes.right_at)).T",
