@@ -1,4 +1,4 @@
-"""Files and folders a user names: what cannot be reached or read is an error with the name, whatever the system says of it."""
+"""Files and folders a user names: what cannot be reached, read or written is an error with the name."""
 
 import ast
 import hashlib
