@@ -87,7 +87,7 @@ FAULTS = {
         "integrations/formats/families.py",
         "lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate",
         "lambda array, n: np.split(array, n)[::-1], lambda parts: np.concatenate(parts[::-1])",
-        "tests/checkpoint/test_rules.py -k outputs_equal",
+        "tests/checkpoint/test_convert.py -k outputs_equal",
     ),
     "first of all": Fault(
         "tools/verify/pytorch_steps.py", "self.not_finite is not None or ", "",
@@ -103,7 +103,7 @@ FAULTS = {
     ),
     "resized patches": Fault(
         "models/dit_adapter.py", "np.linalg.pinv(resize_matrix(weight.shape[-1], after).T)",
-        "resize_matrix(weight.shape[-1], after)", "tests/configs/test_resampling.py -k embedded_as",
+        "resize_matrix(weight.shape[-1], after)", "tests/checkpoint/test_adapting.py -k embedded_as",
     ),
     "timesteps of diffusers": Fault(
         "integrations/formats/diffusers_folder.py", "@ conversion_matrix(np.array(changes.right_at)).T",
