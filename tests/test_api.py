@@ -258,11 +258,7 @@ def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(tr
 @pytest.mark.parametrize(
     ("pixels", "asked", "message"),
     [
-        (
-            np.zeros((2, 1, 8, 8), np.float32),
-            {"classes": [1, 2]},
-            r"float32 of shape .* are not \(B, C, H, W\)",
-        ),
+        (np.zeros((2, 1, 8, 8), np.float32), {"classes": [1, 2]}, r"float32 of shape .* are not \(B, C, H, W\)"),
         (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, r"are not \(B, C, H, W\) of uint8"),
         (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, r"are not \(B, C, H, W\) of uint8"),
         (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "have 3 channels, and the model 1"),

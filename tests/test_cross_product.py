@@ -41,15 +41,7 @@ from tests.external import plugin
 from tests.external.condition import ANGLE, Angle, TurnedConfig
 from tests.external.source import TURNED, write_turned
 
-TABLES = (
-    AUTOENCODERS,
-    CONDITIONS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    PREDICTOR_CONFIGS,
-    SOURCES,
-    TEXT_ENCODERS,
-)
+TABLES = (AUTOENCODERS, CONDITIONS, OBJECTIVES, OPTIMIZERS, PREDICTOR_CONFIGS, SOURCES, TEXT_ENCODERS)
 FLAGS = {"seed": 0, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 3, "clip_grad": 0.0}
 BATCH, SIDE = 3, 4
 NO_TEXTS = FRAMEWORK == "mindspore"  # whose text encoders stand beside PyTorch; small caches of states are of videos

@@ -123,8 +123,7 @@ def test_ranks_save_at_a_signal_that_is_passed_on_to_them(tmp_path, config, numb
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"),
-    [(TERM, "created"), pytest.param(QUIT, "polled", marks=pytest.mark.extended), (INT, "polled")],
+    ("number", "moment"), [(TERM, "created"), pytest.param(QUIT, "polled", marks=pytest.mark.extended), (INT, "polled")]
 )
 def test_a_launcher_passes_signals_on_at_any_moment(tmp_path, number, moment):
     """While a rank is not yet recorded, while Popen.poll holds its lock, and a second one while the ranks save."""

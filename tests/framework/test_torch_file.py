@@ -95,8 +95,7 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    ("culprit", "name"),
-    [(Evil(), "posix.system"), (eval, "__builtin__.eval"), (subprocess.Popen, ".Popen")],
+    ("culprit", "name"), [(Evil(), "posix.system"), (eval, "__builtin__.eval"), (subprocess.Popen, ".Popen")]
 )
 def test_a_pickle_that_asks_for_more_is_refused_by_name(tmp_path, culprit, name):
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
@@ -180,10 +179,7 @@ def test_a_file_without_one_of_its_tensors_and_one_of_a_big_endian_machine_are_r
         ("lost", "data/0", {}, "has no data/0"),
         ("turned", "byteorder", {"byteorder": b"big"}, "was written on a big-endian machine"),
     ):
-        with (
-            zipfile.ZipFile(tmp_path / "whole.pt") as whole,
-            zipfile.ZipFile(tmp_path / f"{name}.pt", "w") as other,
-        ):
+        with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(tmp_path / f"{name}.pt", "w") as other:
             for member in whole.namelist():
                 if not member.endswith(f"/{lost}"):
                     other.writestr(member, whole.read(member))
