@@ -44,10 +44,9 @@ def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data
             "out_channels": 1, "latent_size": [frames, size, size], **sizes,
         },
     }  # fmt: skip
-    param = {
-        "dataset_type": "clips", "data_folder": str(clips), "json_path": str(clips / "annotation.json"),
-        "num_frames": frames, "max_height": size, "max_width": size, "caption_dropout_prob": 0.3, **data,
-    }  # fmt: skip
+    param = {"dataset_type": "clips", "data_folder": str(clips), "json_path": str(clips / "annotation.json"),
+             "num_frames": frames, "max_height": size, "max_width": size, "caption_dropout_prob": 0.3,
+             **data}  # fmt: skip
     (place / "model.json").write_text(json.dumps(model))
     (place / "data.json").write_text(json.dumps({"dataset_param": param}))
     return Configs(place)

@@ -29,10 +29,8 @@ from typing import Any, Protocol
 
 from mindspeed_mm_dit.framework.exits import die_with_parent, without_launch_variables
 
-READ_BY_IMPORTS = (
-    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",
-    "AI_FRAMEWORK", "NON_MEGATRON", "PATH", "VIRTUAL_ENV",
-)  # fmt: skip
+READ_BY_IMPORTS = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_",
+                   "CUDA_", "ASCEND_", "AI_FRAMEWORK", "NON_MEGATRON", "PATH", "VIRTUAL_ENV")  # fmt: skip
 """Beginnings of the names of variables that decide what an import finds or sets up."""
 PATIENCE_SECONDS = 1200
 """What takes longer is taken to hang, on a slow or busy machine too; on a quiet one nothing takes a tenth of it."""
@@ -190,10 +188,8 @@ def _server(python: str, environment: Mapping[str, str], imported: str) -> socke
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [python, "-m", "tests.forked", str(theirs.fileno()), imported]
-            server = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, cwd=ROOT,
-            )  # fmt: skip
+            server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.DEVNULL, cwd=ROOT)  # fmt: skip
         _servers[key] = ours
         atexit.register(_end, ours, server)
     return _servers[key]
@@ -342,12 +338,9 @@ def _add_to_path(folders: list[str]) -> None:
             runpy.run_path(str(start))
 
 
-IMPORTS = {
-    "standalone": _import, "texts": _import_for_texts, "mindspore": _import_for_mindspore,
-    "libraries": _import_libraries,
-    "old route": _import_for_the_old_route,
-    "engine": _import_for_the_engine,
-}  # fmt: skip
+IMPORTS = {"standalone": _import, "texts": _import_for_texts, "mindspore": _import_for_mindspore,
+           "libraries": _import_libraries, "old route": _import_for_the_old_route,
+           "engine": _import_for_the_engine}  # fmt: skip
 
 
 def _run(command: list[str]) -> None:

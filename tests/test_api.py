@@ -139,46 +139,43 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
     assert loss.shape == (2,) and bool(torch.isfinite(loss).all())
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"classes": ["eight"]}, "is neither a label nor a range"),
-        ({"classes": [10]}, "is outside 0 ... 9"),
-        ({"prompts": ["a cat"]}, "prompts: this model is conditioned on classes, not on texts"),
-        ({"classes": [1], "steps": 0}, "^steps = 0: must be at least 1"),
-        ({"classes": [1], "sampler": "euler"}, "euler"),
-        ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
-        ({"classes": [1], "size": 8}, "size = 8: is not height and width"),
-        ({"classes": [1], "size": "88"}, "^size = '88': is not HEIGHTxWIDTH"),
-        ({"classes": [1], "size": b"8x"}, "^size = b'8x': is not height and width"),
-        ({"classes": b"\x03"}, r"^classes = b'\\x03': is not a list"),
-        ({"interval": b"\x00\x01"}, "^interval = "),
-        ({"cfg_scale": -1}, "^cfg_scale = -1.0: must be at least 0"),
-        ({"classes": 1.5}, "'1.5' is neither a label nor a range"),
-        ({"classes": object()}, "classes = <object .*: is not a list"),
-        ({"classes": iter([])}, "classes: is empty"),
-        ({"seed": 1.5}, "^seed = 1.5: must be a whole number"),
-        ({"seed": -1}, "^seed = -1: must be at least 0"),
-        ({"seed": True}, "^seed = True: must be a whole number"),
-        ({"steps": "4"}, "^steps = '4': must be a whole number"),
-        ({"batch_size": np.float32(2)}, "^batch_size = .*2.0.*: must be a whole number"),
-        ({"num": 1.9}, "num = 1.9: must be a whole number"),
-        ({"num": "4"}, "num = '4': must be a whole number"),
-        ({"num": 10**7}, "num = 10000000: .*: at most 1,000,000 are generated at once"),
-        ({"path": 10**9}, "num = 1, path = 1000000000: .*: at most 1,000,000 are generated at once"),
-        ({"guidance": "2"}, "^guidance = '2': must be a number"),
-        ({"guidance": float("nan")}, "^guidance = nan: must be a number of at most 1,000"),
-        ({"channels": "x"}, "^channels = 'x': must be '3' or 'all'"),
-        ({"interval": (0.2,)}, r"^interval = \(0.2,\): must be two numbers with 0 <= low"),
-        ({"bf16": "no"}, "^bf16 = 'no': must be true or false"),
-        ({"options": ["eta"]}, r"options = \['eta'\]: must be a mapping"),
-        ({"sampler": 3}, "^sampler = 3: must be the name of a sampler"),
-        ({"frames": 9}, "^frames = 9: this model generates images, not videos"),
-        ({"rescale": "x"}, "^rescale = 'x': must be 'token' or 'sample'"),
-        ({"weaker": "outputs/small"}, "weaker = 'outputs/small': is not a model"),
-        ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model is conditioned on classes, not on texts"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"classes": ["eight"]}, "is neither a label nor a range"),
+    ({"classes": [10]}, "is outside 0 ... 9"),
+    ({"prompts": ["a cat"]}, "prompts: this model is conditioned on classes, not on texts"),
+    ({"classes": [1], "steps": 0}, "^steps = 0: must be at least 1"),
+    ({"classes": [1], "sampler": "euler"}, "euler"),
+    ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
+    ({"classes": [1], "size": 8}, "size = 8: is not height and width"),
+    ({"classes": [1], "size": "88"}, "^size = '88': is not HEIGHTxWIDTH"),
+    ({"classes": [1], "size": b"8x"}, "^size = b'8x': is not height and width"),
+    ({"classes": b"\x03"}, r"^classes = b'\\x03': is not a list"),
+    ({"interval": b"\x00\x01"}, "^interval = "),
+    ({"cfg_scale": -1}, "^cfg_scale = -1.0: must be at least 0"),
+    ({"classes": 1.5}, "'1.5' is neither a label nor a range"),
+    ({"classes": object()}, "classes = <object .*: is not a list"),
+    ({"classes": iter([])}, "classes: is empty"),
+    ({"seed": 1.5}, "^seed = 1.5: must be a whole number"),
+    ({"seed": -1}, "^seed = -1: must be at least 0"),
+    ({"seed": True}, "^seed = True: must be a whole number"),
+    ({"steps": "4"}, "^steps = '4': must be a whole number"),
+    ({"batch_size": np.float32(2)}, "^batch_size = .*2.0.*: must be a whole number"),
+    ({"num": 1.9}, "num = 1.9: must be a whole number"),
+    ({"num": "4"}, "num = '4': must be a whole number"),
+    ({"num": 10**7}, "num = 10000000: .*: at most 1,000,000 are generated at once"),
+    ({"path": 10**9}, "num = 1, path = 1000000000: .*: at most 1,000,000 are generated at once"),
+    ({"guidance": "2"}, "^guidance = '2': must be a number"),
+    ({"guidance": float("nan")}, "^guidance = nan: must be a number of at most 1,000"),
+    ({"channels": "x"}, "^channels = 'x': must be '3' or 'all'"),
+    ({"interval": (0.2,)}, r"^interval = \(0.2,\): must be two numbers with 0 <= low"),
+    ({"bf16": "no"}, "^bf16 = 'no': must be true or false"),
+    ({"options": ["eta"]}, r"options = \['eta'\]: must be a mapping"),
+    ({"sampler": 3}, "^sampler = 3: must be the name of a sampler"),
+    ({"frames": 9}, "^frames = 9: this model generates images, not videos"),
+    ({"rescale": "x"}, "^rescale = 'x': must be 'token' or 'sample'"),
+    ({"weaker": "outputs/small"}, "weaker = 'outputs/small': is not a model"),
+    ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model is conditioned on classes, not on texts"),
+])  # fmt: skip
 def test_what_a_model_cannot_draw_is_named(trained, asked, message):
     with pytest.raises(ConfigError, match=message):
         dit.load(trained).sample(**asked)
@@ -214,11 +211,10 @@ def test_numbers_of_numpy_and_pytorch_and_paths_from_home_are_taken(trained, tmp
     (trained / "drawn.png").unlink()
 
 
-VALUES = [
-    None, True, -1, 0, 1, 2, 1.5, 2**63, -(2**70), float("nan"), float("inf"), "", "4", "8x8", "ddim", "x" * 5000, b"4",
-    [], {}, [1, 2], (0.2, 0.8), {"eta": 0.5}, {"eta": "x"}, {1: 2}, np.float64(1.5), np.int64(2), np.array(2),
-    np.array([8, 8]), torch.tensor(2), torch.tensor(1.5), torch.tensor([1.0, 2.0]), object(), Path("x"), "\ud800",
-]  # fmt: skip
+VALUES = [None, True, -1, 0, 1, 2, 1.5, 2**63, -(2**70), float("nan"), float("inf"), "", "4", "8x8", "ddim", "x" * 5000,
+          b"4", [], {}, [1, 2], (0.2, 0.8), {"eta": 0.5}, {"eta": "x"}, {1: 2}, np.float64(1.5), np.int64(2),
+          np.array(2), np.array([8, 8]), torch.tensor(2), torch.tensor(1.5), torch.tensor([1.0, 2.0]), object(),
+          Path("x"), "\ud800"]  # fmt: skip
 NAMES = ("classes", "prompts", "vectors", "num", "steps", "guidance", "sampler", "seed", "negative_prompt", "frames",
          "size", "channels", "interval", "rescale", "weaker", "batch_size", "bf16", "options", "path")  # fmt: skip
 
@@ -255,21 +251,18 @@ def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(tr
         dit.load(trained, weights="EMA")
 
 
-@pytest.mark.parametrize(
-    ("pixels", "asked", "message"),
-    [
-        (np.zeros((2, 1, 8, 8), np.float32), {"classes": [1, 2]}, r"float32 of shape .* are not \(B, C, H, W\)"),
-        (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, r"are not \(B, C, H, W\) of uint8"),
-        (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, r"are not \(B, C, H, W\) of uint8"),
-        (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "have 3 channels, and the model 1"),
-        (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "is not a whole number of patches"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples: come with 1 of label"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes: is missing"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": -1}, "step = -1: must be at least 0"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": 1.5}, "step = 1.5: must be a whole number"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "seed": "1"}, "seed = '1': must be a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("pixels", "asked", "message"), [
+    (np.zeros((2, 1, 8, 8), np.float32), {"classes": [1, 2]}, r"float32 of shape .* are not \(B, C, H, W\)"),
+    (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, r"are not \(B, C, H, W\) of uint8"),
+    (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, r"are not \(B, C, H, W\) of uint8"),
+    (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "have 3 channels, and the model 1"),
+    (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "is not a whole number of patches"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples: come with 1 of label"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes: is missing"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": -1}, "step = -1: must be at least 0"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": 1.5}, "step = 1.5: must be a whole number"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "seed": "1"}, "seed = '1': must be a whole number"),
+])  # fmt: skip
 def test_a_batch_that_a_model_cannot_learn_from_is_named(trained, pixels, asked, message):
     with pytest.raises(ConfigError, match=message):
         dit.create(trained / "model.json").loss(pixels, **asked)

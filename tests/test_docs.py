@@ -43,13 +43,12 @@ PARSED = {
 """Beginning of a command whose flags are read, and what it takes more than that (some pages are typed, below)."""
 NEEDS = re.compile(r"#.*(\bneeds |需要)|\bNNODES=")
 """What a laptop without a network lacks, as a page says it of a command, or a second machine: that is not typed."""
-ELSEWHERE = {
-    "make ": "sets up environments", "source .venv/bin/activate": "is of the shell", "pip install": "downloads",
-    "export ": "is of the shell", ". ~/": "is of MindSpeed-MM", "torchrun": "is of MindSpeed-MM",
-    "python -m mindspeed_mm_dit.integrations": "is of MindSpeed-MM", "bash tests/contract": "is of MindSpeed-MM",
-    "python -m pytest": "runs tests", "python benchmarks": "takes an hour", "msrun": "is of MindSpore",
-    "python examples": "wants a package of Debian", "sudo apt-get": "installs",
-}  # fmt: skip
+ELSEWHERE = {"make ": "sets up environments", "source .venv/bin/activate": "is of the shell",
+             "pip install": "downloads", "export ": "is of the shell", ". ~/": "is of MindSpeed-MM",
+             "torchrun": "is of MindSpeed-MM", "python -m mindspeed_mm_dit.integrations": "is of MindSpeed-MM",
+             "bash tests/contract": "is of MindSpeed-MM", "python -m pytest": "runs tests",
+             "python benchmarks": "takes an hour", "msrun": "is of MindSpore",
+             "python examples": "wants a package of Debian", "sudo apt-get": "installs"}  # fmt: skip
 """Beginning of a command that is left to others, and why."""
 
 
@@ -88,20 +87,17 @@ def test_a_command_of_the_docs_is_understood(command):
             assert (ROOT / file).is_file()
 
 
-TYPED = ["README", *(f"docs/{name}" for name in (
-    "own_images", "data", "text_to_image", "fine_tuning", "sampling", "evaluation", "training", "recipes",
-    "mindspeed_mm", "prove", "text_to_video",
-)), "examples/digits_card"]  # fmt: skip
+TYPED = ["README", *(f"docs/{name}" for name in ("own_images", "data", "text_to_image", "fine_tuning", "sampling",
+                                                 "evaluation", "training", "recipes", "mindspeed_mm", "prove",
+                                                 "text_to_video")), "examples/digits_card"]  # fmt: skip
 """Pages that are typed by one who has had his first hour."""
 ON_MINDSPORE = ["docs/mindspore"]
 """The same, where MindSpore is installed too."""
-SHORT = {
-    "train": "--train-iters 2 --lr-warmup-iters 0 --save-interval 1 --report-steps 1 --report always",
-    "ema": "--std 0.1", "sample": "--steps 2", "init": "--device-memory-gib 8", "evaluate": "--num 20 --steps 1",
-    "compare --model": f"--steps 1 --sample-steps 1 --mindspore-python {PYTHON}",
-    "prove my_config": "--layouts '2 ranks, FSDP2'", "prove --run digits_card.md": "--at 20",
-    "prove --run examples/digits_card.md": "--at 20",
-}  # fmt: skip
+SHORT = {"train": "--train-iters 2 --lr-warmup-iters 0 --save-interval 1 --report-steps 1 --report always",
+         "ema": "--std 0.1", "sample": "--steps 2", "init": "--device-memory-gib 8", "evaluate": "--num 20 --steps 1",
+         "compare --model": f"--steps 1 --sample-steps 1 --mindspore-python {PYTHON}",
+         "prove my_config": "--layouts '2 ranks, FSDP2'", "prove --run digits_card.md": "--at 20",
+         "prove --run examples/digits_card.md": "--at 20"}  # fmt: skip
 """What makes a command short, and gives the same answer anywhere."""
 
 

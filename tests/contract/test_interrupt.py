@@ -17,13 +17,10 @@ SECONDS = 25
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("host", "meets"),
-    [
-        pytest.param("mindspeed-mm", "initializing torch distributed", marks=needs_trees),
-        pytest.param("mindspeed-mm-native", "10 classes", marks=needs_engine),
-    ],
-)
+@pytest.mark.parametrize(("host", "meets"), [
+    pytest.param("mindspeed-mm", "initializing torch distributed", marks=needs_trees),
+    pytest.param("mindspeed-mm-native", "10 classes", marks=needs_engine),
+])  # fmt: skip
 def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path, digits_folder, host, meets):
     native = host == "mindspeed-mm-native"
     python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]

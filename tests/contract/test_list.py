@@ -65,15 +65,12 @@ def _add(root, module, source=""):
     file.write_text(source)
 
 
-@pytest.mark.parametrize(
-    ("module", "source", "missing"),
-    [
-        ("mindspeed_mm.training", "", "mindspeed_mm.training.pretrain"),
-        ("mindspeed_mm.training", "def pretrain(config): ...", "mindspeed_mm.training.pretrain(train_valid_test"),
-        ("mindspeed_mm.training", None, "mindspeed_mm.training"),
-        ("mindspeed.megatron_adaptor", None, "mindspeed.megatron_adaptor"),
-    ],
-)
+@pytest.mark.parametrize(("module", "source", "missing"), [
+    ("mindspeed_mm.training", "", "mindspeed_mm.training.pretrain"),
+    ("mindspeed_mm.training", "def pretrain(config): ...", "mindspeed_mm.training.pretrain(train_valid_test"),
+    ("mindspeed_mm.training", None, "mindspeed_mm.training"),
+    ("mindspeed.megatron_adaptor", None, "mindspeed.megatron_adaptor"),
+])  # fmt: skip
 def test_name_that_the_host_lacks_is_refused_before_import(host, module, source, missing):
     check_host(mindspore=True, in_their_scripts=True)
     file = host / f"{module.replace('.', '/')}.py"

@@ -42,10 +42,8 @@ def test_frozen_modules_are_frozen_as_in_the_standalone_host(runs, frozen, ranks
     assert not [name for name in moments if name.startswith(("y_embedder", "blocks.0.attn"))] and moments
 
 
-@pytest.mark.parametrize(
-    ("ranks", "keys"), [(1, {}), (2, {}), (2, {"training__init_model_with_meta_device": True})],
-    ids=["ddp", "sharded", "without memory"],
-)  # fmt: skip
+@pytest.mark.parametrize(("ranks", "keys"), [(1, {}), (2, {}), (2, {"training__init_model_with_meta_device": True})],
+                         ids=["ddp", "sharded", "without memory"])  # fmt: skip
 def test_adapters_learn_and_resume_as_in_the_standalone_host(runs, adapted, ranks, keys):
     name = f"there{ranks}{len(keys)}"
     path = runs.yaml(name, STEPS, f"{LORA} --save {name} --save-interval 2", ranks=ranks, fsdp2=ranks > 1, **keys)

@@ -39,21 +39,18 @@ def test_dry_run_ends_before_the_host_is_imported(argv):
     assert ended.value.code == 0
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ("--mm-tool missing.json", "no such file"),
-        ("--fp16", "--fp16"),
-        ("--use-distributed-optimizer", "--use-distributed-optimizer"),
-        ("--ckpt-format torch", "--ckpt-format"),
-        ("--bf16", "param_dtype: bf16"),
-        ("--report", "--report"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS = 1"),
-        (FSDP2 + "reduce_dtpye: fp32\n", "'reduce_dtype'"),
-        ("sub_modules_to_wrap: [predictor.final_layr]\n", "'predictor.final_layer'"),
-        ("sharding_size: auto\n", "sub_modules_to_wrap"),
-    ],
-)
+@pytest.mark.parametrize(("change", "expected"), [
+    ("--mm-tool missing.json", "no such file"),
+    ("--fp16", "--fp16"),
+    ("--use-distributed-optimizer", "--use-distributed-optimizer"),
+    ("--ckpt-format torch", "--ckpt-format"),
+    ("--bf16", "param_dtype: bf16"),
+    ("--report", "--report"),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_CONNECTIONS = 1"),
+    (FSDP2 + "reduce_dtpye: fp32\n", "'reduce_dtype'"),
+    ("sub_modules_to_wrap: [predictor.final_layr]\n", "'predictor.final_layer'"),
+    ("sharding_size: auto\n", "sub_modules_to_wrap"),
+])  # fmt: skip
 def test_flags_and_yamls_are_refused_before_import(argv, tmp_path, monkeypatch, change, expected):
     if ":" in change:
         (tmp_path / "fsdp2.yaml").write_text(change)

@@ -19,10 +19,8 @@ MODELS = {
     "CustomDiT, `t2v_custom`": "t2v_custom",
     "Wan 1.3B, `wan2.1_1.3b`": "wan2.1_1.3b",
 }
-KINDS = {
-    "mm": "products", "addmm": "products", "bmm": "products", "convolution": "products", "_scaled": "attention",
-    "native_layer_norm": "norms", "_fused_rms_norm": "norms", "gelu": "norms", "silu": "norms",
-}  # fmt: skip
+KINDS = {"mm": "products", "addmm": "products", "bmm": "products", "convolution": "products", "_scaled": "attention",
+         "native_layer_norm": "norms", "_fused_rms_norm": "norms", "gelu": "norms", "silu": "norms"}  # fmt: skip
 """By the beginning of an operator's name."""
 REST_OF_FLOOR = 3
 """One fused optimizer step, one EMA update, one norm of the gradients."""

@@ -117,10 +117,8 @@ def test_nothing_waits_for_a_pipe_and_pillow_warns_of_nothing(tmp_path):
         os.mkfifo(tmp_path / name)
     (tmp_path / "named/labels.csv").write_text(HEADER + "x.png,0\n")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "large/class/x.png")  # Pillow warns from 89 million pixels on
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=SECONDS,
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", OPEN], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          timeout=SECONDS, capture_output=True, text=True)  # fmt: skip
     assert done.stdout.count("is a named pipe, not a file") == 4, done.stdout + done.stderr
     assert done.stdout.endswith("('large/class/x.png',)\n") and not done.stderr
 

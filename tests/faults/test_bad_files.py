@@ -39,17 +39,14 @@ def diffusers_folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("num_layers", 900, "num_layers = 900: the weights .* have 2 blocks"),
-        ("num_layers", 10**9, "num_layers = 1000000000"),
-        ("sample_size", 10**9, "sample_size = 1000000000: describes a network that needs"),
-        ("sample_size", 8.0, r"sample_size = 8\.0"),
-        ("num_attention_heads", "many", "num_attention_heads = 'many'"),
-        ("patch_size", None, "patch_size = None"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("num_layers", 900, "num_layers = 900: the weights .* have 2 blocks"),
+    ("num_layers", 10**9, "num_layers = 1000000000"),
+    ("sample_size", 10**9, "sample_size = 1000000000: describes a network that needs"),
+    ("sample_size", 8.0, r"sample_size = 8\.0"),
+    ("num_attention_heads", "many", "num_attention_heads = 'many'"),
+    ("patch_size", None, "patch_size = None"),
+])  # fmt: skip
 def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_folder, tmp_path, key, value, message):
     config = json.loads((diffusers_folder / "config.json").read_text())
     (diffusers_folder / "config.json").write_text(json.dumps({**config, key: value}))

@@ -29,10 +29,8 @@ from mindspeed_mm_dit.training.resume import find_resume_point
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
 
-EXTREMES = [
-    -1, 0, 1, 2**63, 10**12, 10**30, 10**4000, 1.5, -0.5, 1e308, math.nan, math.inf, True, None, "", "é" * 5000, "\0",
-    "\ud800", [], [[]], {"a": 1},
-]  # fmt: skip
+EXTREMES = [-1, 0, 1, 2**63, 10**12, 10**30, 10**4000, 1.5, -0.5, 1e308, math.nan, math.inf, True, None, "", "é" * 5000,
+            "\0", "\ud800", [], [[]], {"a": 1}]  # fmt: skip
 
 TINY = {"input_size": 8, "num_classes": 10, "in_channels": 1, "hidden_size": 32, "num_layers": 2, "num_heads": 2,
         "learn_sigma": False}  # fmt: skip

@@ -92,15 +92,12 @@ def steps_saved(run: Run | Ranks, folder: str = "checkpoints") -> int:
     return saved
 
 
-@pytest.mark.parametrize(
-    ("ranks", "number", "flags"),
-    [
-        (1, TERM, ""),
-        pytest.param(2, INT, "", marks=pytest.mark.extended),
-        *(pytest.param(r, n, f, marks=pytest.mark.campaign)
-          for r in (1, 2) for n in (TERM, INT, HUP, QUIT) for f in ("", "--use-torch-fsdp2")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("ranks", "number", "flags"), [
+    (1, TERM, ""),
+    pytest.param(2, INT, "", marks=pytest.mark.extended),
+    *(pytest.param(r, n, f, marks=pytest.mark.campaign)
+      for r in (1, 2) for n in (TERM, INT, HUP, QUIT) for f in ("", "--use-torch-fsdp2")),
+])  # fmt: skip
 def test_a_signal_saves_and_gives_its_code(tmp_path, config, ranks, number, flags):
     stops(Run(tmp_path, config, flags, NPUS_PER_NODE=str(ranks)), number)
 

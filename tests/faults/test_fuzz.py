@@ -98,10 +98,9 @@ ANNOTATION = [
     {"path": "a.mp4", "cap": "a cat", "num_frames": 8, "fps": 8, "resolution": {"height": 8, "width": 8}},
     {"path": "b/c.mp4", "cap": ["two", "captions"], "resolution": [8, 8]},
 ]
-FACTS = {
-    "iteration": 3, "consumed_samples": 9, "seed": 1, "settings": {"--lr": 1.0}, "model": {}, "classes": ["a"],
-    "command": {"arguments": ["--lr", "1"], "folder": ".."}, "global_batch_size": 3, "power_ema_stds": [0.1],
-}  # fmt: skip
+FACTS = {"iteration": 3, "consumed_samples": 9, "seed": 1, "settings": {"--lr": 1.0}, "model": {}, "classes": ["a"],
+         "command": {"arguments": ["--lr", "1"], "folder": ".."}, "global_batch_size": 3,
+         "power_ema_stds": [0.1]}  # fmt: skip
 
 
 def tar_of():
@@ -170,20 +169,18 @@ def read_index(path):
         torch_dcp.check_architecture(path.parent, {"w": (3,)})
 
 
-FOLDER = {
-    "_class_name": "FluxTransformer2DModel", "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 3,
-    "attention_head_dim": 16, "joint_attention_dim": 8, "axes_dims_rope": [4, 6, 6], "in_channels": 16,
-    "pooled_projection_dim": 8, "guidance_embeds": True, "model_type": "umt5", "max_position_embeddings": 512,
-}  # fmt: skip
+FOLDER = {"_class_name": "FluxTransformer2DModel", "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 3,
+          "attention_head_dim": 16, "joint_attention_dim": 8, "axes_dims_rope": [4, 6, 6], "in_channels": 16,
+          "pooled_projection_dim": 8, "guidance_embeds": True, "model_type": "umt5",
+          "max_position_embeddings": 512}  # fmt: skip
 
 
 def read_a_folder(path):
     """Read a config.json as that of a network, of an autoencoder and of a text encoder."""
     folder = str(path.parent)
-    for read in (
-        lambda: config_from_diffusers(read_json(path, "SOURCE"), folder), lambda: described(f"diffusers:{folder}"),
-        lambda: autoencoder_config_of(folder, "ae"), lambda: section_of(folder),
-    ):  # fmt: skip
+    for read in (lambda: config_from_diffusers(read_json(path, "SOURCE"), folder),
+                 lambda: described(f"diffusers:{folder}"), lambda: autoencoder_config_of(folder, "ae"),
+                 lambda: section_of(folder)):  # fmt: skip
         with suppress(UserError):
             read()
 

@@ -24,10 +24,8 @@ HOLD += "FolderLock(sys.argv[1]).take(); print('held', flush=True); input()"
 @pytest.fixture
 def holder(tmp_path):
     """Another process, which has locked the folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LOGNAME": "ada"},
-    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "LOGNAME": "ada"})  # fmt: skip
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()

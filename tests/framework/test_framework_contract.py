@@ -286,10 +286,8 @@ def small_module(nn):
 def test_a_module_has_dotted_names_and_constants_and_trains_nothing_once_frozen(framework):
     ops, module, w = framework.ops, small_module(framework.nn), draw(3, 3)
     names = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
-    assert names == {
-        "gain": True, "frozen": False, "table.weight": True, "layers.0.1.weight": True, "layers.0.1.bias": True,
-        "layers.1.weight": True,
-    }  # fmt: skip
+    assert names == {"gain": True, "frozen": False, "table.weight": True, "layers.0.1.weight": True,
+                     "layers.0.1.bias": True, "layers.1.weight": True}  # fmt: skip
     ones = np.ones((1, 3), np.float32)
     load(framework, module, **{"layers.0.1.weight": w, "layers.0.1.bias": draw(3), "layers.1.weight": ones})
     x = draw(2, 3) + draw(3) + draw(3, seed=1)

@@ -11,10 +11,8 @@ from torch.distributed.tensor import DTensor  # noqa: E402
 
 from mindspeed_mm_dit.framework.pytorch import nn  # noqa: E402
 
-SHAPES = [
-    ((2, 3, 4), (2, 3, 4), (2, 1, 4)), ((2, 1, 4), (2, 3, 4), (2, 1, 4)), ((4,), (2, 3, 4), (1, 3, 1)),
-    ((2, 1, 1), (2, 1, 4), (2, 3, 4)),
-]  # fmt: skip
+SHAPES = [((2, 3, 4), (2, 3, 4), (2, 1, 4)), ((2, 1, 4), (2, 3, 4), (2, 1, 4)), ((4,), (2, 3, 4), (1, 3, 1)),
+          ((2, 1, 1), (2, 1, 4), (2, 3, 4))]  # fmt: skip
 FLOAT, HALF = torch.float32, torch.bfloat16
 OURS_AND_THEIRS = (nn._AddCMul.apply, torch.addcmul)
 CLOSE = {"rtol": 1e-6, "atol": 2e-6}

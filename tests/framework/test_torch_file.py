@@ -58,11 +58,10 @@ def test_a_published_style_checkpoint_is_read_bit_exactly():
 
 def test_views_parameters_and_bfloat16_are_read(tmp_path):
     base = torch.randn(6, 4)
-    content = collections.OrderedDict(
-        base=base, transposed=base.T, row=base[2], strided=base[::2, 1:], expanded=base[:1].expand(5, 4),
-        scalar=torch.tensor(3.5), bf16=torch.randn(7, 3).bfloat16(), empty=torch.zeros(0, 2),
-        parameter=torch.nn.Parameter(base * 2), size=torch.Size([2, 3]),
-    )  # fmt: skip
+    content = collections.OrderedDict(base=base, transposed=base.T, row=base[2], strided=base[::2, 1:],
+                                      expanded=base[:1].expand(5, 4), scalar=torch.tensor(3.5),
+                                      bf16=torch.randn(7, 3).bfloat16(), empty=torch.zeros(0, 2),
+                                      parameter=torch.nn.Parameter(base * 2), size=torch.Size([2, 3]))  # fmt: skip
     torch.save(content, tmp_path / "a.pt")
     ours = read_torch_file(tmp_path / "a.pt")
     assert ours.pop("size") == tuple(content.pop("size"))
@@ -140,14 +139,11 @@ def test_other_files_and_values_are_refused(tmp_path):
             write_torch_file(tmp_path / "a.pt", {"x": value})
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "reason"),
-    [
-        ("data/0", None, "has no data/0"),
-        ("data/0", b"8 bytes.", "2 stored"),
-        ("byteorder", b"big", "big-endian"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "reason"), [
+    ("data/0", None, "has no data/0"),
+    ("data/0", b"8 bytes.", "2 stored"),
+    ("byteorder", b"big", "big-endian"),
+])  # fmt: skip
 def test_a_member_that_is_lost_short_or_of_another_machine_is_refused(tmp_path, name, content, reason):
     write_torch_file(tmp_path / "a.pt", {"x": np.arange(4, dtype=np.float32)})
     with zipfile.ZipFile(tmp_path / "a.pt") as whole, zipfile.ZipFile(tmp_path / "b.pt", "w") as other:

@@ -10,7 +10,6 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
-from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
 from tests.conftest import FRAMEWORK, GOLDEN
 from tests.golden.parts import without
 
@@ -34,17 +33,14 @@ def whole(name, quantities, wider, *marks, on_pytorch=()):
     return pytest.param(name, quantities, wider.split(), marks=marks if ON_MINDSPORE else on_pytorch, id=name)
 
 
-@pytest.mark.parametrize(
-    ("name", "quantities", "wider"),
-    [
-        whole("dit_tiny_p2", 47, ""),
-        whole("sit_tiny_p2", 357, f"ode path loss {STEP}", pytest.mark.campaign, on_pytorch=[pytest.mark.extended]),
-        whole("jit_tiny", 129, STEP, pytest.mark.costly("MindSpore has every option")),
-        whole("repa_tiny", 181, STEP, pytest.mark.extended),
-        whole("lightningdit_tiny", 103, STEP, pytest.mark.extended),
-        whole("meanflow_tiny", 294, STEP, pytest.mark.pytorch),  # (minutes of derivatives)
-    ],
-)
+@pytest.mark.parametrize(("name", "quantities", "wider"), [
+    whole("dit_tiny_p2", 47, ""),
+    whole("sit_tiny_p2", 357, f"ode path loss {STEP}", pytest.mark.campaign, on_pytorch=[pytest.mark.extended]),
+    whole("jit_tiny", 129, STEP, pytest.mark.costly("MindSpore has every option")),
+    whole("repa_tiny", 181, STEP, pytest.mark.extended),
+    whole("lightningdit_tiny", 103, STEP, pytest.mark.extended),
+    whole("meanflow_tiny", 294, STEP, pytest.mark.pytorch),  # (minutes of derivatives)
+])  # fmt: skip
 def test_every_quantity_of_a_published_model_is_reproduced(compare, name, quantities, wider):
     findings = compare(GOLDEN / f"{name}.npz", GOLDEN / f"{name}.pt", tolerance=1e-5, table_tolerance=1e-12)
     assert len(findings) == quantities and wrong(findings) == []
@@ -207,6 +203,7 @@ def test_guidance_on_the_first_channels_leaves_the_others_to_each_half(compare, 
 @pytest.mark.pytorch
 def test_dopri5_walks_between_other_times_too(compare, tmp_path):
     """Held to the exact flow of the tight tolerance, of which both are within theirs."""
+    from mindspeed_mm_dit.tools.verify.reference.file import read_arrays
     from mindspeed_mm_dit.tools.verify.reference.sit import SiT
 
     flow_file(tmp_path / "a.npz", "sample/brownian")

@@ -9,10 +9,8 @@ import pytest
 from mindspeed_mm_dit.errors import CheckpointError
 from tests.conftest import FRAMEWORK, GOLDEN
 
-QUANTITIES = {
-    "flux_tiny": 166, "flux_schnell_tiny": 118, "sd3_tiny": 100, "sd35_tiny": 108, "qwenimage_tiny": 115,
-    "zimage_tiny": 96, "flux2_tiny": 82,
-}  # fmt: skip
+QUANTITIES = {"flux_tiny": 166, "flux_schnell_tiny": 118, "sd3_tiny": 100, "sd35_tiny": 108, "qwenimage_tiny": 115,
+              "zimage_tiny": 96, "flux2_tiny": 82}  # fmt: skip
 
 
 @pytest.fixture

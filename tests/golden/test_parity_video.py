@@ -64,10 +64,8 @@ def test_autoencoder_of_other_channels_is_taken_by_its_config(compare, tmp_path)
     torch, diffusers = pytest.importorskip("torch"), pytest.importorskip("diffusers")
     torch.manual_seed(0)
     mean, std = [0.5, -1.0, 2.0], [0.25, 1.0, 4.0]
-    vae = diffusers.AutoencoderKLWan(
-        base_dim=2, z_dim=3, dim_mult=[1, 2], num_res_blocks=1, temperal_downsample=[True],
-        latents_mean=mean, latents_std=std,
-    ).eval()  # fmt: skip
+    vae = diffusers.AutoencoderKLWan(base_dim=2, z_dim=3, dim_mult=[1, 2], num_res_blocks=1, temperal_downsample=[True],
+                                     latents_mean=mean, latents_std=std).eval()  # fmt: skip
     vae.save_pretrained(tmp_path / "vae")
     images = torch.linspace(-1, 1, 3 * 5 * 6 * 4).reshape(1, 3, 5, 6, 4)
     with torch.no_grad():
@@ -118,21 +116,18 @@ def test_inputs_that_do_not_fit_the_network_are_refused(tmp_path, video, capsys)
 
 
 @pytest.mark.pytorch
-@pytest.mark.parametrize(
-    ("key", "array", "words"),
-    [
-        ("vae/video", np.zeros((1, 9, 32, 32)), "(any, 3, any, any, any)"),
-        ("umt5/ids", np.full((3, 16), 128), "127"),
-        ("umt5/ids", np.zeros((3, 1, 16), int), "(any, any)"),
-        ("umt5/mask", np.ones((3, 15), int), "(3, 16)"),
-        ("step/prompt_ids", np.zeros((1, 1, 16), int), "(2, 1, any)"),
-        ("step/noise", np.zeros((2, 16, 2, 4, 5)), "(2, 16, 2, 4, 6)"),
-        ("step/t_index", np.array(1000), "999"),
-        ("step/shift", np.array(0), "step/shift = 0.0"),
-        ("step/video", np.zeros((2, 3, 5, 32, 40)), "width 5"),
-        ("sched/noise", np.zeros((2, 4, 3, 4, 3)), "(2, 4, 3, 4, 4)"),
-    ],
-)
+@pytest.mark.parametrize(("key", "array", "words"), [
+    ("vae/video", np.zeros((1, 9, 32, 32)), "(any, 3, any, any, any)"),
+    ("umt5/ids", np.full((3, 16), 128), "127"),
+    ("umt5/ids", np.zeros((3, 1, 16), int), "(any, any)"),
+    ("umt5/mask", np.ones((3, 15), int), "(3, 16)"),
+    ("step/prompt_ids", np.zeros((1, 1, 16), int), "(2, 1, any)"),
+    ("step/noise", np.zeros((2, 16, 2, 4, 5)), "(2, 16, 2, 4, 6)"),
+    ("step/t_index", np.array(1000), "999"),
+    ("step/shift", np.array(0), "step/shift = 0.0"),
+    ("step/video", np.zeros((2, 3, 5, 32, 40)), "width 5"),
+    ("sched/noise", np.zeros((2, 4, 3, 4, 3)), "(2, 4, 3, 4, 4)"),
+])  # fmt: skip
 def test_inputs_of_the_other_groups_are_refused(compare, tmp_path, video, key, array, words):
     pytest.importorskip("transformers", reason="requirements/video.txt")
     group = key.split("/")[0]
