@@ -25,12 +25,10 @@ LISTED_SECONDS = 0.5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that names the record to write."""
     parser.addoption("--durations-file", metavar="FILE", help="write CPU seconds and process starts of each test there")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect what the workers report, and write the file at the end."""
     path = config.getoption("--durations-file")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Writer(Path(path)), "durations-writer")
@@ -73,9 +71,7 @@ class _Writer:
         self.costs.update((portable(report.nodeid), cost) for name, cost in report.user_properties if name == "cost")
 
     def pytest_sessionfinish(self) -> None:
-        rows = collections.Counter[str]()
-        starts = collections.Counter[str]()
-        numbers = collections.Counter[str]()
+        rows, starts, numbers = (collections.Counter[str]() for _ in range(3))
         for node, (seconds, started) in self.costs.items():
             row = node if seconds >= LISTED_SECONDS else f"{node.partition('::')[0]} (others)"
             rows[row] += seconds

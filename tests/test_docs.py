@@ -1,7 +1,9 @@
-"""README and docs: every command runs or parses, every link leads somewhere, both languages say the same."""
+"""README, docs, their site and notebooks: commands run or parse, links lead somewhere, the reference has all flags."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import shlex
@@ -15,12 +17,15 @@ import pytest
 from PIL import Image
 
 import mindspeed_mm_dit as dit
-from mindspeed_mm_dit.cli.main import main, parse
+from mindspeed_mm_dit.cli.commands import COMMANDS
+from mindspeed_mm_dit.cli.main import command_parser, main, parse
 from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.embedded import config_folder, embedded_configs
+from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.training.flags import full_parser
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import FRAMEWORK, ROOT
+from tests.forked import PATIENCE_SECONDS
 from tests.mindspore.launch import PYTHON, needs_mindspore
 from tests.training.launch import run
 
@@ -192,12 +197,9 @@ def read(words: list[str]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
-        if target.startswith("http"):
-            continue
         name, _, anchor = target.partition("#")
         file = (page.parent / name) if name else page
-        assert file.exists(), target
-        assert not anchor or anchor in anchors(file), target
+        assert target.startswith("http") or (file.exists() and (not anchor or anchor in anchors(file))), target
 
 
 def anchors(page: Path) -> set[str]:
@@ -206,9 +208,10 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize(
-    "chinese", sorted([*ROOT.glob("*.zh-CN.md"), *ROOT.glob("docs/*.zh-CN.md")]), ids=lambda page: page.name
-)
+CHINESE = sorted([*ROOT.glob("*.zh-CN.md"), *ROOT.glob("docs/*.zh-CN.md")])
+
+
+@pytest.mark.parametrize("chinese", CHINESE, ids=lambda page: page.name)
 def test_chinese_page_has_the_commands_of_the_english_one(chinese):
     english = chinese.with_name(chinese.name.replace(".zh-CN", ""))
     assert not english.is_file() or commands(english) == commands(chinese)
@@ -219,17 +222,72 @@ def test_the_docs_name_every_embedded_config():
     assert [name for name in embedded_configs() if f"`{name}`" not in text] == []
 
 
-def python_blocks() -> list[str]:
-    blocks = [
-        block for language, block in _BLOCK.findall((ROOT / "docs/sampling.md").read_text()) if language == "python"
-    ]
-    return [block for block in blocks if not block.startswith("# not run by the tests: ")]
-
-
 @pytest.mark.costly("the commands of the first hour run in order, and then the Python of the docs")
 def test_python_of_the_docs_runs_as_printed(prepared, monkeypatch):
     monkeypatch.chdir(prepared)
     names: dict[str, object] = {}
-    for block in python_blocks():
-        exec(block.replace("range(100)", "range(2)").replace("steps=25", "steps=2"), names)
+    for language, block in _BLOCK.findall((ROOT / "docs/sampling.md").read_text()):
+        if language == "python" and not block.startswith("# not run by the tests: "):
+            exec(block.replace("range(100)", "range(2)").replace("steps=25", "steps=2"), names)
     assert Path("some.png").is_file() and Path("digits.png").is_file()
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """The pages that the site of docs/ makes of the code; make docs holds it to its links."""
+    pytest.importorskip("griffe", reason="of requirements/docs.txt")
+    spec = importlib.util.spec_from_file_location("docs_site", ROOT / "docs/site.py")
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    return site.generated()
+
+
+def first_cells(text: str) -> dict[str, str]:
+    """What a table calls its rows -> the row."""
+    return {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+
+
+def test_the_reference_has_every_flag_and_its_page_links_within_the_site(pages):
+    there = first_cells(pages["reference/flags.md"])
+    assert [row.word for row in rows() if row.word not in there] == []
+    assert "`model.bf16`" in there["--bf16"] and "| `0.0` |" in there["--min-lr"] and "| required |" in there["--lr"]
+    sections = dict(zip(COMMANDS, pages["reference/commands.md"].split("\n## ")[1:], strict=True))
+    for name, text in sections.items():
+        flags = [word for action in command_parser(name)._actions for word in action.option_strings[:1] if word != "-h"]
+        assert text.startswith(f"mm-dit {name}\n") and [word for word in flags if word not in first_cells(text)] == []
+    assert "](own_images.md)" in pages["index.md"] and "](docs/" not in "".join(pages.values())
+
+
+def test_the_reference_has_every_key_of_the_embedded_configs_with_a_meaning(pages):
+    text = pages["reference/keys.md"]
+    for name in embedded_configs():
+        for file in ("model.json", "data.json"):
+            content = json.loads((config_folder(name) / file).read_text())
+            keys = [key for section in content.values() if isinstance(section, dict) for key in section]
+            assert [key for key in keys if key not in first_cells(text)] == []
+    assert re.findall(r"\|\s+\|$", text, re.M) == []  # no key without a meaning
+
+
+QUICK = {"STEPS, DRAW_STEPS = .*": "STEPS, DRAW_STEPS = 2, 2",
+         "--train-iters": "--micro-batch-size 4 --global-batch-size 4 --lr-warmup-iters 0 --train-iters"}  # fmt: skip
+SHOWS = {"images": "samples.path", "text_to_video": "digits-0000.gif"}
+"""Of each notebook, a word of its last cell."""
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", SHOWS)
+def test_a_notebook_runs_from_top_to_bottom_and_shows_pictures(name, tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    if name == "text_to_video":
+        pytest.importorskip("av")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.read(ROOT / f"examples/notebooks/{name}.ipynb", as_version=4)
+    assert all(not cell.get("outputs") for cell in notebook.cells), "is kept without outputs"
+    for cell in notebook.cells:
+        for before, quick in QUICK.items():
+            cell.source = re.sub(before, quick, cell.source)
+    here = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=PATIENCE_SECONDS, resources=here).execute()
+    last = notebook.cells[-1]
+    pictures = [kind for output in last.outputs for kind in output.get("data", {}) if kind.startswith("image/")]
+    assert SHOWS[name] in last.source and pictures
