@@ -74,11 +74,13 @@ def test_an_editable_clone_is_imported_from_its_parent_folder(tmp_path, monkeypa
 
 
 OF_WINGS = ("sklearn", "matplotlib", "tensorboard", "rich", "gradio", "diffusers", "transformers", "av", "pyarrow")
+WINGS = ("mindspeed_mm_dit.tools", "mindspeed_mm_dit.integrations")  # which an editable installation would still find
 WITHOUT = f"""\
 from importlib.machinery import PathFinder
 found = PathFinder.find_spec
-def find_spec(_, name, *about):
-    return None if name.partition(".")[0] in {OF_WINGS} else found(name, *about)
+def find_spec(_, name, path=None, target=None):
+    is_hidden = name.partition(".")[0] in {OF_WINGS} or name.startswith({WINGS})
+    return None if is_hidden else found(name, path, target)
 PathFinder.find_spec = classmethod(find_spec)
 """
 
