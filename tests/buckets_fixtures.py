@@ -1,7 +1,5 @@
 """A folder of small pictures of three shapes, and the configs of a tiny model of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

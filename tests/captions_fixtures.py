@@ -1,7 +1,5 @@
 """A few images with captions in each layout, and configs of a small DiT that learns them."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Small networks and checkpoints with values that are lost easily, and whether arrays are the same bit for bit."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A few of the embedded clips, and configs of a small model that learns them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

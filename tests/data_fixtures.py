@@ -1,7 +1,5 @@
 """Rows and samples as a run opens them, in a line."""
 
-from __future__ import annotations
-
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.sources import SourceRequest, source_of

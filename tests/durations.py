@@ -5,8 +5,6 @@ it. ``tests/durations.tsv`` and, for MindSpore, ``durations-mindspore.tsv`` reco
 above :data:`COSTLY_SECONDS` there must carry the mark ``costly``, which names the fact that it alone states.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 import resource

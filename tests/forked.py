@@ -6,8 +6,6 @@ at its end: a test about the start or end itself starts a process, and a run wit
 PyTorch is imported is started too.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc

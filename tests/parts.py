@@ -1,7 +1,5 @@
 """Small parts of every kind that a registry holds, found by their config classes: a new part is tested unasked."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """import mindspeed_mm_dit as dit: what it draws and trains is what mm-dit draws and trains."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import doctest

@@ -5,8 +5,6 @@ each source with each of these. What fits is trained and sampled, so that every 
 time have nothing more to say to each other, for each sees of the others what the next one hands it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools

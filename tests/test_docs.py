@@ -1,7 +1,5 @@
 """README, docs, their site and notebooks: commands run or parse, links lead somewhere, the reference has all flags."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Faults that mutants cannot see (constants, ranks, files that `make mutants` leaves out) turn their tests red."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Parts that are known by name, whoever brings them; and names in the package, which say what they hold."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """What is printed: strangers' names are shown and not obeyed, and a stream that is closed takes everything."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What an installed wheel has and does: all of it, and the core alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

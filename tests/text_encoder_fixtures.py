@@ -1,7 +1,5 @@
 """Text encoders of transformers with few random weights, and a tokenizer for them, as folders."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Films of a few frames that say of their display what a test asks for: written without loss, with PyAV."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ PyTorch imports this by itself (entry point torch.backends) where the folder abo
 Variables: DEVICE_APART_COUNT, number of devices (4); DEVICE_APART_REPORT, a file that a process writes its counts to.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
