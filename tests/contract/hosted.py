@@ -23,11 +23,9 @@ NEEDED = (*TREES, "MINDSPEED_MM_PYTHON")
 MISSING = [name for name in NEEDED if not os.environ.get(name)]
 
 needs_trees = pytest.mark.skipif(bool(MISSING), reason=f"not set: {', '.join(MISSING)} (unpacked trees of the host)")
-
-
-needs_device = pytest.mark.skipif(
-    not (os.environ.get("NPU_ON_CPU") and shutil.which("g++")), reason="not set: NPU_ON_CPU, or there is no g++"
-)
+_HAS_DEVICE = os.environ.get("NPU_ON_CPU") and shutil.which("g++")
+needs_device = pytest.mark.skipif(not _HAS_DEVICE, reason="not set: NPU_ON_CPU, or there is no g++")
+ALWAYS = {"TORCHDYNAMO_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def on_a_device_apart(variables):
@@ -55,15 +53,8 @@ def dcp_loader_of_mindspeed():
 def environment():
     """Return the environment of a run in the host."""
     folders = [os.environ.get("NPU_ON_CPU"), *(os.environ[name] for name in TREES), str(ROOT)]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(folder for folder in folders if folder),
-        "TORCHDYNAMO_DISABLE": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "2",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    path = os.pathsep.join(folder for folder in folders if folder)
+    return {**os.environ, **ALWAYS, "PYTHONPATH": path, "CUDA_DEVICE_MAX_CONNECTIONS": "2"}
 
 
 def run_python(words, folder, ranks=1, **extra):
@@ -88,8 +79,6 @@ def good(outcome):
 
 
 FLAGS = "--micro-batch-size 4 --global-batch-size 8 --num-workers 0 --lr 1e-3 --lr-decay-style constant --ema-decay 0.9"
-
-
 GLOO_ADDS_UP = "adds gradients up where FSDP2 asks for"
 
 

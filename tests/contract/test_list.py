@@ -84,7 +84,7 @@ def test_name_that_the_host_lacks_is_refused_before_import(host, module, source,
         check_host(mindspore=False)
 
 
-def test_optional_parameter_more_is_taken(host):
+def test_optional_parameter_more_is_taken_and_scripts_of_the_host_need_more(host, monkeypatch):
     known = RELIED_ON["mindspeed_mm.training"]["pretrain"] or ()
     file = host / "mindspeed_mm/training.py"
     file.write_text(f"def pretrain({', '.join(known)}, callbacks=None): ...")
@@ -92,9 +92,7 @@ def test_optional_parameter_more_is_taken(host):
     file.write_text(f"def pretrain({', '.join(known)}, callbacks): ...")
     with pytest.raises(PlatformError, match=r"mindspeed_mm\.training\.pretrain\("):
         check_host(mindspore=False)
-
-
-def test_scripts_of_the_host_need_more_and_its_engine_is_refused(host, monkeypatch):
+    file.write_text(f"def pretrain({', '.join(known)}): ...")
     (host / "mindspeed_mm/models/predictor/predict_model.py").unlink()
     check_host(mindspore=False)
     with pytest.raises(PlatformError, match="predict_model"):
