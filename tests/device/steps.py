@@ -64,9 +64,8 @@ class Steps:
         self.config = config
         self.model = DiTModel(config, NoAutoencoder(AE_CONFIGS["pixel"]()))
         draw = np.random.default_rng(1)
-        start = {
-            name: (0.05 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in parameters_of(config).items()
-        }
+        shapes = parameters_of(config).shapes()
+        start = {name: (0.05 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
         self.engine = engines.Engine(self.model, run_config(**{**FLAGS, **flags}), None, weights=start)
         latents, *given = example(self.model, config, samples)
         self._batch = (latents + runtime.to_device({"x": draw.standard_normal(latents.shape, np.float32)})["x"], *given)

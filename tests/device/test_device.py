@@ -38,21 +38,15 @@ def test_generator_draws_on_its_own_device_what_the_cpu_draws():
     assert torch.equal(*[torch.randn(4, device=g.device, generator=g.manual_seed(3)).cpu() for g in generators])
 
 
-def test_copy_to_the_device_takes_what_the_host_has_later():
+def test_copies_arrive_late_and_an_event_brings_what_was_copied_before_it_alone():
     host = torch.ones(4).pin_memory()
     there = host.to(NPU, non_blocking=True)
     host.fill_(2)
     assert there.tolist() == [2, 2, 2, 2]
-
-
-def test_copy_to_the_host_is_nan_until_it_is_waited_for():
     host = ones().to("cpu", non_blocking=True)
     assert host.is_pinned() and host.isnan().all()
     torch.npu.synchronize()
     assert host.tolist() == [1, 1, 1, 1]
-
-
-def test_event_brings_what_was_copied_before_it_alone():
     first = ones().to("cpu", non_blocking=True)
     event = torch.npu.Event()
     event.record()
