@@ -9,15 +9,8 @@ import numpy as np
 from av.stream import Disposition
 
 
-def film(
-    path: Path,
-    frames: list[Any],
-    times: list[int] | None = None,
-    rate: int = 8,
-    cover: Any = None,
-    disposition: Any = Disposition.attached_pic,
-    **tags: Any,
-) -> Path:
+def film(path: Path, frames: list[Any], times: list[int] | None = None, rate: int = 8, cover: Any = None,
+         disposition: Any = Disposition.attached_pic, **tags: Any) -> Path:  # fmt: skip
     """Write ``frames``, shown ``times`` milliseconds after the start or ``rate`` a second.
 
     cover: (H, W, 3) uint8, a picture in the first track, marked by ``disposition``.
