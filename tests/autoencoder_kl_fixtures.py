@@ -29,7 +29,6 @@ def weight(name, shape):
 
 
 def inputs(pixels, latent_pixels, batch=1, channels=4):
-    """Return images, posterior noise and scaled latents."""
     draw = np.random.default_rng(0)
     return {
         "images": draw.uniform(-1, 1, (batch, 3, pixels, pixels)).astype(np.float32),

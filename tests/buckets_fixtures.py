@@ -27,7 +27,6 @@ def write_pictures(folder: Path, counts: dict[tuple[int, int], int] = COUNTS) ->
 
 
 def write_configs(folder: Path, pictures: Path, predictor: dict | None = None, **param: object) -> Path:
-    """Write model.json and data.json of a run on ``pictures``, and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     model = {
         "ae": {"model_id": "pixel", "channels": 1},

@@ -26,7 +26,6 @@ def write_clips(place: Path) -> Path:
 
 
 def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data: object) -> Configs:
-    """Write model.json and data.json to ``place``."""
     place.mkdir(parents=True, exist_ok=True)
     frames, size = demo.NUM_FRAMES, 32
     sizes = {

@@ -116,14 +116,12 @@ def nothing_is_left_running():
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, np.ndarray]:
-    """Reference values of the published DiT."""
     with np.load(GOLDEN / "dit_tiny_p2.npz") as file:
         return dict(file)
 
 
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits as an image folder."""
     from mindspeed_mm_dit.tools.evaluate.demo import write_digits
 
     folder = tmp_path_factory.mktemp("data") / "digits"

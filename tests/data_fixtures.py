@@ -15,7 +15,6 @@ def open_rows(param, num_classes=None, **wanted):
 
 
 def split_rows(rows, valid_fraction, seed):
-    """Return the rows to train on and those held out."""
     return tuple(rows.subset(part) for part in split(len(rows), valid_fraction, seed))
 
 

@@ -82,7 +82,6 @@ class _Writer:
 
 
 def portable(node: str) -> str:
-    """Return the name of a test without the folder of this checkout, which a parameter may hold."""
     return node.replace(f"{Path(__file__).parents[1]}/", "")
 
 

@@ -115,7 +115,6 @@ def caches(folder: Path) -> list[tuple[ModelConfig, SourceParam]]:
 
 
 def of_size(param: SourceParam, size: tuple[int, ...]) -> SourceParam:
-    """Return the same samples, read at ``size``."""
     names = param.size_setting.partition(" = ")[0].removeprefix("dataset_param.").split(", ")
     return dataclasses.replace(param, **dict(zip(names, size)))  # type: ignore[type-var]
 

@@ -31,7 +31,6 @@ DRAW = "--classes 3,7 --num-per-class 2 --sampler ddim --steps 3 --cfg-scale 2 -
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, digits_folder):
-    """The folder of a short run."""
     folder = tmp_path_factory.mktemp("run")
     configs = Configs.create(folder, digits_folder, hidden_size=32, num_layers=1, num_heads=2)
     assert configs.run(f"--train-iters 2 --micro-batch-size 8 --lr 1e-2 --save {folder}/checkpoints").code == 0

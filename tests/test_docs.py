@@ -179,7 +179,6 @@ def test_the_commands_of_a_page_can_be_typed_in_order(prepared, name, monkeypatc
 
 
 def read(words: list[str]) -> None:
-    """Read the flags of a command as it would."""
     if words[1] == "train" or words[1].endswith("pretrain.sh"):
         config, flags = (words[2], words[3:]) if words[1] == "train" else ("digits", words[2:])
         folder = config_folder("digits" if config.startswith("my_") else config)

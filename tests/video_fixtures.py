@@ -48,11 +48,9 @@ def flat(yuv: list[int], size: tuple[int, int] = (16, 16), form: str = "yuv420p"
 
 
 def drawn(pixels: np.ndarray) -> Any:
-    """A frame of RGB pixels (H, W, 3), in YUV."""
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels, np.uint8), format="rgb24")
     return frame.reformat(format="yuv420p")
 
 
 def grey(*levels: int, size: tuple[int, int] = (16, 16)) -> list[Any]:
-    """Frames of one grey each."""
     return [drawn(np.full((*size, 3), level)) for level in levels]

@@ -15,12 +15,10 @@ SCRIPT = [str(ROOT / "pretrain_dit.py"), "--host", "standalone"]
 
 
 def run(place: Path, flags: str) -> Outcome:
-    """Run on PyTorch."""
     return launch.run([sys.executable, *SCRIPT, *flags.split()], place)
 
 
 def run_on_mindspore(place: Path, flags: str) -> Outcome:
-    """Run on MindSpore."""
     return mindspore.run_script([*SCRIPT, "--ai-framework", "mindspore", *flags.split()], place)
 
 
@@ -42,7 +40,6 @@ def assert_same_lines(outcome: Outcome, lines: Mapping[str, list[str]]) -> None:
 
 
 def assert_same_validations(outcome: Outcome, validations: Mapping[str, list[str]]) -> None:
-    """Compare mean and quarters of each validation."""
     assert [str(iteration) for iteration in outcome.validations] == list(validations), outcome.output
     for iteration, values in validations.items():
         found = [float(value) for value in outcome.validations[int(iteration)]]

@@ -14,7 +14,6 @@ FOLLOWED = [f"mindspeed_mm.fsdp.{name}" for name in ("train.trainer", "train.tra
 
 
 def file_of(pair, module):
-    """Return the file of a module of the trees."""
     return pair / module.partition(".")[0] / f"{module.replace('.', '/')}.py"
 
 

@@ -34,12 +34,10 @@ def on_a_device_apart(variables):
 
 
 def tree(name):
-    """Return an unpacked tree."""
     return Path(os.environ[name])
 
 
 def tools_json():
-    """Return the host's own tools.json."""
     return tree("MINDSPEED_MM_HOME") / "mindspeed_mm/tools/tools.json"
 
 
@@ -51,7 +49,6 @@ def dcp_loader_of_mindspeed():
 
 @lru_cache(maxsize=1)
 def environment():
-    """Return the environment of a run in the host."""
     folders = [os.environ.get("NPU_ON_CPU"), *(os.environ[name] for name in TREES), str(ROOT)]
     path = os.pathsep.join(folder for folder in folders if folder)
     return {**os.environ, **ALWAYS, "PYTHONPATH": path, "CUDA_DEVICE_MAX_CONNECTIONS": "2"}
@@ -73,7 +70,6 @@ def forked(python, words, folder, variables, imported, ranks):
 
 
 def good(outcome):
-    """Return the outcome of a run that ended well."""
     assert outcome.code == 0, outcome.output[-4000:]
     return outcome
 

@@ -49,7 +49,6 @@ needs_engine = pytest.mark.skipif(bool(missing()), reason=f"{missing()} (MindSpe
 
 
 def environment(**extra):
-    """Return the environment of a run in the engine."""
     folders = [os.environ.get(name) for name in ("NPU_ON_CPU", "MINDSPEED_MM_HOME", "MINDSPEED_HOME")]
     path = os.pathsep.join([folder for folder in folders if folder] + [str(ROOT)])
     return {**os.environ, **ALWAYS, "PYTHONPATH": path, **extra}
@@ -87,7 +86,6 @@ class NativeAndStandalone(TwoHosts):
     """One folder of configs, trained in the native engine and in the standalone host."""
 
     def words(self, iterations, flags, fsdp2):
-        """Return the command line of a run."""
         sharding = ["--use-torch-fsdp2", "--fsdp2-config-path", "fsdp2.yaml"] if fsdp2 else []
         config = ["--mm-model", "model.json", "--mm-data", "data.json", *sharding]
         return [*config, *FLAGS.split(), "--train-iters", str(iterations), *flags.split()]

@@ -134,7 +134,6 @@ def test_names_that_may_be_unpickled_have_a_module():
 
 
 def source(module):
-    """A module of the unpacked trees."""
     home = Path(os.environ["MINDSPEED_HOME" if module.startswith("mindspeed.") else "MINDSPEED_MM_HOME"])
     return ast.parse((home / f"{module.replace('.', '/')}.py").read_text())
 

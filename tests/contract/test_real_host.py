@@ -30,7 +30,6 @@ def hosts(tmp_path_factory, digits_folder):
 
 @pytest.fixture(scope="module")
 def straight(hosts):
-    """Four steps in the host, uninterrupted, on one rank."""
     return good(hosts.train("mindspeed-mm", 4, "--save straight"))
 
 
@@ -186,7 +185,6 @@ def _train_in_sora(hosts):
 
 @pytest.fixture(scope="module")
 def flow_hosts(tmp_path_factory, digits_folder):
-    """Both hosts with a model.json of flow matching."""
     flow = {"model_id": "flow_matching", "timestep_sampling": "logit_normal", "shift": 2.0}
     return TwoHosts(tmp_path_factory.mktemp("flow"), digits_folder, diffusion=flow)
 

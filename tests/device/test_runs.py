@@ -106,7 +106,6 @@ def test_run_moves_between_device_cpu_and_layouts(validated, tmp_path):
 
 
 def counted_by(configs, folder, steps, flags):
-    """What a run on the device has counted."""
     outcome = configs.run(f"{STEPS}--train-iters {steps} {flags}", DEVICE_APART_REPORT=f"{folder}/report")
     assert outcome.code == 0, outcome.output
     return json.loads((folder / "report.0.json").read_text())

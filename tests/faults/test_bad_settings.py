@@ -132,7 +132,11 @@ def test_a_bad_setting_is_named_with_its_value_and_cure_and_nothing_is_written(c
     assert not any((tmp_path / "saved").glob("*"))
 
 
-def test_the_same_files_without_a_mistake_pass(check):
+def test_the_same_files_without_a_mistake_pass_and_a_fitting_load_is_found(check, places):
+    for load in ("good", "host"):  # whichever host wrote it
+        assert check(f"--load {load}")[0].iteration == 7
+    assert check("--load weights --no-load-optim")[0].iteration == 7
+    assert check("--load nowhere")[0] is None and check("--load saved")[0] is None
     start, args = check()
     assert start is None and str(args.mm.precision) == "float32"
     assert str(check("--bf16")[1].mm.precision).startswith("bfloat16 under autocast")
@@ -207,13 +211,6 @@ def test_a_wrong_load_is_named_before_the_model_is_built(check, places, monkeypa
         with pytest.raises(UserError) as caught:
             check(f"--load {load}")
         assert message in str(caught.value) and "--load" in str(caught.value)
-
-
-def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):
-    for load in ("good", "host"):
-        assert check(f"--load {load}")[0].iteration == 7
-    assert check("--load weights --no-load-optim")[0].iteration == 7
-    assert check("--load nowhere")[0] is None and check("--load saved")[0] is None
 
 
 @pytest.fixture

@@ -148,19 +148,17 @@ def as_python_3_11_2(member, _protocol):
     return getattr, (type(member), member.name)
 
 
-def test_a_checkpoint_written_by_python_3_11_2_is_read(tmp_path, monkeypatch):
+def test_what_was_written_by_python_3_11_2_is_looked_at_and_read(tmp_path, monkeypatch):
     monkeypatch.setattr(dcp.metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", as_python_3_11_2)
     path = checkpoint(tmp_path / "debian")
     assert b"getattr" in (path / INDEX).read_bytes()
     assert torch.equal(torch_dcp.read_tree(path, "model")["w"], WEIGHT)
-
-
-def test_what_mindspeed_mm_pickled_under_python_3_11_2_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(Kind, "__reduce_ex__", as_python_3_11_2)
-    checkpoint(tmp_path / "iter_0000001", model_type=Kind.encoder)
-    check_pickles(tmp_path, (f"{__name__}.Kind",))
+    (tmp_path / "mm").mkdir()
+    checkpoint(tmp_path / "mm/iter_0000001", model_type=Kind.encoder)
+    check_pickles(tmp_path / "mm", (f"{__name__}.Kind",))
     with pytest.raises(CheckpointError, match="Kind"):
-        check_pickles(tmp_path, ())
+        check_pickles(tmp_path / "mm", ())
 
 
 @pytest.mark.parametrize("cls", ["torch.distributed.checkpoint.metadata\nMetadata", "builtins\ngetattr"])

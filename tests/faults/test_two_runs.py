@@ -71,10 +71,6 @@ def test_a_process_that_reads_data_does_not_hold_the_lock(tmp_path):
 def test_a_lock_is_gone_after_its_run(tmp_path, holder):
     holder.communicate("\n")
     assert holder.returncode == 0 and list(tmp_path.iterdir()) == []
-    held = FolderLock(tmp_path / "new")
-    held.take()
-    held.release()
-    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_removed_lock_is_renewed_unless_another_run_has_one(tmp_path):
@@ -91,6 +87,8 @@ def test_a_removed_lock_is_renewed_unless_another_run_has_one(tmp_path):
         held.renew()
     held.release()
     assert other.is_ours() and path.exists()
+    other.release()
+    assert not path.exists()
 
 
 def test_one_of_many_that_take_a_folder_has_it(tmp_path):
@@ -122,21 +120,22 @@ def _child(folder, start, done) -> int:
     return child
 
 
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, capsys):
-    def flock(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+def failing(number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    return fail
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOSYS))
     held = FolderLock(tmp_path)
     held.take()
     assert f"--save = {tmp_path}" in capsys.readouterr().err and held.is_ours()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     with pytest.raises(ConfigError, match="No space left on device"):
         FolderLock(tmp_path).take()
     assert list(tmp_path.iterdir()) == []

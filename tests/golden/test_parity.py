@@ -11,7 +11,7 @@ from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_f
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 from tests.conftest import FRAMEWORK, GOLDEN
-from tests.golden.parts import without
+from tests.golden.conftest import without
 
 CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
 CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]

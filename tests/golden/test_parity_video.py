@@ -9,7 +9,7 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from tests.conftest import FRAMEWORK, GOLDEN
-from tests.golden.parts import without
+from tests.golden.conftest import without
 
 FILE, CHECKPOINT, WAN = GOLDEN / "t2v_tiny.npz", GOLDEN / "t2v_tiny.pt", GOLDEN / "wan_tiny.pt"
 ENCODERS = {"--vae": GOLDEN / "wan_vae_tiny", "--text-encoder": GOLDEN / "umt5_tiny"}

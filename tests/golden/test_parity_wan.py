@@ -7,7 +7,7 @@ import pytest
 
 from mindspeed_mm_dit.errors import CheckpointError, PlatformError
 from tests.conftest import FRAMEWORK, GOLDEN
-from tests.golden.parts import without
+from tests.golden.conftest import without
 
 VAES = {"wan22_i2v_tiny": "wan_vae_tiny", "wan21_i2v_tiny": "wan_vae_tiny", "wan22_ti2v_tiny": "wan22_vae_tiny"}
 COUNTS = {"wan22_t2v_tiny": 17, "wan22_i2v_tiny": 111, "wan22_ti2v_tiny": 97, "wan21_i2v_tiny": 106}

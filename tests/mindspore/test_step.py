@@ -39,7 +39,6 @@ def composite(mindspore, framework):
 
 
 def batch_of(mindspore, pixels):
-    """Return a micro-batch of those (B, 2) pixels."""
     batch = {"pixels": pixels, **{name: [0] * len(pixels) for name in ("labels", "timesteps", "noise")}}
     return {name: mindspore.Tensor(np.array(array, np.float32)) for name, array in batch.items()}
 
