@@ -10,6 +10,7 @@ import importlib
 import itertools
 import random
 from collections import namedtuple
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -120,11 +121,10 @@ def some_objectives():
 
 
 def takes(objective, out_channels):
-    try:
+    with suppress(ConfigError):
         objective.check_output(3, out_channels)
-    except ConfigError:
-        return False
-    return True
+        return True
+    return False
 
 
 def as_wide(predictor, text):
@@ -134,12 +134,6 @@ def as_wide(predictor, text):
             found = condition.widths_of((text,) * (1 + max(part.encoder for part in condition.parts)))
             predictor = dataclasses.replace(predictor, **{key: width for key, (width, _) in found.items() if width})
     return predictor
-
-
-def pools(model):
-    """Whether the text encoders have a pooled vector, if it is asked for."""
-    texts = [condition for condition in model.predictor.conditions if isinstance(condition, TextCondition)]
-    return all(width for text in texts for width, _ in text.widths_of(model.text_encoders).values())
 
 
 class Combination(namedtuple("Names", "source ae text predictor objective optimizer")):
@@ -199,15 +193,16 @@ def data_set(model, param):
 
 
 def has_one_class(predictor):
-    label = predictor.conditions.label
-    return label is not None and label.num_classes == 1
+    return getattr(predictor.conditions.label, "num_classes", None) == 1
 
 
 def opens(model, param):
     """Return the data set, or None where it is refused: exactly where sizes, items or encoders differ."""
     conditions = model.predictor.conditions
     fits = set(conditions.items) <= set(param.items) and len(param.sample_size) == len(model.sample_size)
-    fits = fits and pools(model) and (not has_one_class(model.predictor) or getattr(param, "single_class", False))
+    texts = [condition for condition in conditions if isinstance(condition, TextCondition)]
+    pooled = [width for text in texts for width, _ in text.widths_of(model.text_encoders).values()]  # if asked for
+    fits = fits and all(pooled) and (not has_one_class(model.predictor) or getattr(param, "single_class", False))
     fits = fits and (param.dataset_type != "turned" or param.sample_size == (SIDE, SIDE))
     try:
         check_encoders(model)

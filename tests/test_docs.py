@@ -35,13 +35,12 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
 
 PARSED = {
     "mm-dit train": "trains", "bash examples/dit/pretrain.sh": "trains", "python pretrain_dit.py": "trains",
-    "mm-dit sample": "draws",
-    "mm-dit init": "looks at images", "mm-dit plan": "plans", "mm-dit plot": "draws", "mm-dit evaluate": "draws",
-    "mm-dit convert": "reads weights that are not here", "mm-dit cache-latents": "reads data that are not here",
-    "mm-dit compare": "trains twice", "mm-dit prove": "trains", "mm-dit replay": "wants a run that failed",
-    "mm-dit app": "serves until it is stopped", "mm-dit data": "wants the config that mm-dit init writes",
-    "mm-dit get": "downloads",
-    "mm-dit ema": "wants averages that a long run has kept", "mm-dit parity": "takes minutes, or MindSpore",
+    "mm-dit sample": "draws", "mm-dit init": "looks at images", "mm-dit plan": "plans", "mm-dit plot": "draws",
+    "mm-dit evaluate": "draws", "mm-dit convert": "reads weights that are not here", "mm-dit compare": "trains twice",
+    "mm-dit cache-latents": "reads data that are not here", "mm-dit prove": "trains", "mm-dit get": "downloads",
+    "mm-dit replay": "wants a run that failed", "mm-dit app": "serves until it is stopped",
+    "mm-dit data": "wants the config that mm-dit init writes", "mm-dit parity": "takes minutes, or MindSpore",
+    "mm-dit ema": "wants averages that a long run has kept",
 }  # fmt: skip
 """Beginning of a command whose flags are read, and what it takes more than that (some pages are typed, below)."""
 NEEDS = re.compile(r"#.*(\bneeds |需要)|\bNNODES=")
