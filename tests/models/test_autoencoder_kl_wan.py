@@ -63,17 +63,14 @@ def test_mindspeed_mms_section_is_read_as_it_stands():
             from_mapping(WanVAEConfig, section | {"tiling_param": wrong}, "ae")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}, "channels = 16: contrad"),
-        ({"patch_size": 2}, "ae.spatial_factor = 8: contradicts"),
-        ({"temperal_downsample": [True] * 3}, "ae.temporal_factor = 4: contradicts"),
-        ({"latents_mean": [0.0] * 15}, "must be 16 numbers each"),
-        ({"latents_std": [1.0] * 15 + [0.0]}, "and the latter positive"),
-        ({"_class_name": "AutoencoderKL"}, "is of class 'AutoencoderKL', not AutoencoderKLWan"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}, "channels = 16: contrad"),
+    ({"patch_size": 2}, "ae.spatial_factor = 8: contradicts"),
+    ({"temperal_downsample": [True] * 3}, "ae.temporal_factor = 4: contradicts"),
+    ({"latents_mean": [0.0] * 15}, "must be 16 numbers each"),
+    ({"latents_std": [1.0] * 15 + [0.0]}, "and the latter positive"),
+    ({"_class_name": "AutoencoderKL"}, "is of class 'AutoencoderKL', not AutoencoderKLWan"),
+])  # fmt: skip
 def test_an_autoencoder_that_is_another_than_model_json_says_is_refused(copied, changes, message):
     change_config(copied, **changes)
     with pytest.raises(ConfigError, match=message):

@@ -90,15 +90,12 @@ def test_outputs_at_other_sizes_are_those_of_diffusers(framework, name):
 
 
 @on_pytorch
-@pytest.mark.parametrize(
-    ("preset", "count"),
-    [
-        ("FLUX.1-dev", 11_901_408_320), ("FLUX.1-schnell", 11_891_178_560), ("FLUX.2-dev", 32_223_281_152),
-        ("FLUX.2-klein-4B", 3_875_544_576), ("FLUX.2-klein-9B", 9_078_581_248),
-        ("SD3-medium", 2_028_328_000), ("SD3.5-medium", 2_243_171_520), ("SD3.5-large", 8_056_627_520),
-        ("Qwen-Image", 20_430_401_088), ("Z-Image", 6_154_908_736),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("preset", "count"), [
+    ("FLUX.1-dev", 11_901_408_320), ("FLUX.1-schnell", 11_891_178_560), ("FLUX.2-dev", 32_223_281_152),
+    ("FLUX.2-klein-4B", 3_875_544_576), ("FLUX.2-klein-9B", 9_078_581_248),
+    ("SD3-medium", 2_028_328_000), ("SD3.5-medium", 2_243_171_520), ("SD3.5-large", 8_056_627_520),
+    ("Qwen-Image", 20_430_401_088), ("Z-Image", 6_154_908_736),
+])  # fmt: skip
 def test_presets_have_the_published_numbers_of_parameters(preset, count):
     """Those of diffusers' classes, which count a table of positions as no parameter."""
     section = JOINT[preset]

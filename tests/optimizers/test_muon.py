@@ -81,15 +81,12 @@ def test_a_planted_fault_is_seen(room, monkeypatch, tmp_path):
     assert {finding.name: finding.good for finding in found} == dict(zip(names, (False, False, True)))
 
 
-@pytest.mark.parametrize(
-    ("key", "shape", "words"),
-    [
-        ("original/other", (5, 4, 4), "param/other: is missing"),
-        ("original/square_split3", (5, 16, 16), "cannot be split into 3 matrices of the same height: it has 16 rows"),
-        ("halved/square", (5, 16, 16), "halved/square: is no quantity"),
-        ("bfloat16/original/wide", (5, 16, 15), "param/wide: is missing"),
-    ],
-)
+@pytest.mark.parametrize(("key", "shape", "words"), [
+    ("original/other", (5, 4, 4), "param/other: is missing"),
+    ("original/square_split3", (5, 16, 16), "cannot be split into 3 matrices of the same height: it has 16 rows"),
+    ("halved/square", (5, 16, 16), "halved/square: is no quantity"),
+    ("bfloat16/original/wide", (5, 16, 15), "param/wide: is missing"),
+])  # fmt: skip
 def test_impossible_file_is_refused(framework, tmp_path, key, shape, words):
     with pytest.raises(CheckpointError, match=words):
         compare(part(tmp_path, **{key: np.zeros(shape, np.float32)}), None, 1e-5, 1e-12)

@@ -13,8 +13,7 @@ def content(folder):
 
 def test_it_says_what_would_be_trained_and_leaves_nothing(tiny):
     before = content(tiny.folder)
-    outcome = tiny.run(FLAGS.format(200) + "--dry-run", ranks=2)
-    assert outcome.code == 0, outcome.output
+    outcome = tiny.done(FLAGS.format(200) + "--dry-run", ranks=2)
     assert "dit, 50,768 parameters" in outcome.output and "each of 400 images 32" in outcome.output
     assert outcome.output.count("dry run: every check passed") == 1
     assert "ready in" not in outcome.output and content(tiny.folder) == before
@@ -23,6 +22,5 @@ def test_it_says_what_would_be_trained_and_leaves_nothing(tiny):
 def test_it_finds_where_a_run_would_go_on(tiny):
     assert tiny.run(FLAGS.format(2)).code == 0
     before = content(tiny.folder)
-    outcome = tiny.run(FLAGS.format(5) + "--dry-run")
-    assert outcome.code == 0, outcome.output
+    outcome = tiny.done(FLAGS.format(5) + "--dry-run")
     assert "from iteration 2 (128 samples) on" in outcome.output and content(tiny.folder) == before

@@ -26,8 +26,7 @@ SHARDED = "sub_modules_to_wrap:\n  - predictor.blocks.{{*}}\nsharding_size: auto
 @pytest.fixture(scope="module")
 def alone(validated, tmp_path_factory):
     folder = tmp_path_factory.mktemp("alone")
-    outcome = validated.run(STEPS + GRIDS.format(folder))
-    assert outcome.code == 0, outcome.output
+    outcome = validated.done(STEPS + GRIDS.format(folder))
     return outcome, folder
 
 

@@ -34,8 +34,7 @@ def source(tmp_path_factory, few_digits):
     folder = tmp_path_factory.mktemp("source")
     configs = Configs.create(folder / "configs", few_digits, **SIZES, patch_size=2, learn_sigma=True)
     configs.change("model.json", diffusion={"model_id": "gaussian_diffusion"})
-    outcome = configs.run(STEPS + f"--train-iters 3 --ema-decay 0.5 --save {folder / 'checkpoints'}")
-    assert outcome.code == 0, outcome.output
+    configs.done(STEPS + f"--train-iters 3 --ema-decay 0.5 --save {folder / 'checkpoints'}")
     return folder / "checkpoints"
 
 
@@ -51,8 +50,7 @@ def whole(source, adapted):
 
 def test_what_it_begins_with_is_said_and_weights_and_average_are_just_that(source, adapted, tmp_path):
     saved = tmp_path / "checkpoints"
-    outcome = adapted.run(STEPS.replace("1e-3", "1e-30") + f"--train-iters 1 --save {saved} --init-from {source}")
-    assert outcome.code == 0, outcome.output
+    outcome = adapted.done(STEPS.replace("1e-3", "1e-30") + f"--train-iters 1 --save {saved} --init-from {source}")
     assert "28 of 32 tensors as they are" in outcome.output, outcome.output
     here = load_model_config(adapted.folder / "model.json").predictor
     classes = read_facts(find_checkpoint(saved))["classes"]

@@ -20,8 +20,7 @@ TRAINED = {f"blocks.{i}.{layer}.lora_{m}.weight" for i in (0, 1) for layer in ("
 
 @pytest.fixture(scope="module")
 def base(tiny):
-    outcome = tiny.run(FLAGS + f"--train-iters 6 --save {tiny.folder / 'base'}")
-    assert outcome.code == 0, outcome.output
+    tiny.done(FLAGS + f"--train-iters 6 --save {tiny.folder / 'base'}")
     return tiny.folder / "base"
 
 
@@ -30,8 +29,7 @@ def whole(tiny, base):
     """Six steps of adapters beside it, on one rank: what was said, and where they are."""
     save = tiny.folder / "whole"
     saving = f"--init-from {base} --train-iters 6 --save {save} --save-interval 3 --keep-last 3"
-    outcome = tiny.run(FLAGS + LORA + saving)
-    assert outcome.code == 0, outcome.output
+    outcome = tiny.done(FLAGS + LORA + saving)
     return outcome, CheckpointStore(save)
 
 
@@ -133,8 +131,7 @@ def test_what_is_frozen_stays_and_has_no_state_and_is_saved(tiny, base, tmp_path
     save = tmp_path / "frozen"
     flags = FLAGS + f"--init-from {base} --freeze blocks.{{0}} y_embedder --save {save} --load {save} "
     assert tiny.run(flags + "--train-iters 2").code == 0
-    outcome = tiny.run(flags + "--train-iters 4", ranks=2)
-    assert outcome.code == 0, outcome.output
+    tiny.done(flags + "--train-iters 4", ranks=2)
     found, before = tensors(save / "iter_0000004"), read_weights(base / "iter_0000006")
     for name, array in before.items():
         is_frozen = name.startswith(("blocks.0.", "y_embedder.", "pos_embed"))

@@ -24,8 +24,7 @@ IMAGES = 8
 
 @pytest.fixture(scope="module")
 def plain(tiny):
-    outcome = tiny.run(STEPS + "--micro-batch-size 16 --peak-tflops 0.5 --tensorboard-dir board")
-    assert outcome.code == 0, outcome.output
+    outcome = tiny.done(STEPS + "--micro-batch-size 16 --peak-tflops 0.5 --tensorboard-dir board")
     return outcome.losses
 
 
@@ -38,8 +37,7 @@ def test_compiled_blocks_learn_the_same(tiny, plain, ranks):
         "recompute_modules: ['predictor.blocks.{0}']\nuse_reentrant: false\n"
     )
     sharding = f"--use-torch-fsdp2 --fsdp2-config-path {path} " if ranks > 1 else ""
-    outcome = tiny.run(STEPS + sharding + f"--torch-compile --micro-batch-size {IMAGES}", ranks)
-    assert outcome.code == 0, outcome.output
+    outcome = tiny.done(STEPS + sharding + f"--torch-compile --micro-batch-size {IMAGES}", ranks)
     assert outcome.losses.keys() == plain.keys()
     for iteration, loss in plain.items():  # fused kernels round float32 differently
         assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration

@@ -107,18 +107,15 @@ def test_times_are_moved_by_the_size_of_the_latent():
     np.testing.assert_array_equal(training_times(config, 3, sample_indices), plain)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"prediction_type": "data", "path": "gvp"}, "needs path 'linear'"),
-        ({"prediction_type": "data", "loss_weight": "velocity"}, "has no effect on prediction_type 'data'"),
-        ({"prediction_type": "noise", "cosine_loss": True}, "compares velocities"),
-        ({"noise_scale": 0.0}, "diffusion.noise_scale = 0.0"),
-        ({"t_eps": 0.0}, "diffusion.t_eps = 0.0"),
-        ({"shift_base": 4096, "shift": 3.0}, "contradicts shift_base = 4096"),
-        ({"sample_shift": 1e9}, "all times would be at one end"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"prediction_type": "data", "path": "gvp"}, "needs path 'linear'"),
+    ({"prediction_type": "data", "loss_weight": "velocity"}, "has no effect on prediction_type 'data'"),
+    ({"prediction_type": "noise", "cosine_loss": True}, "compares velocities"),
+    ({"noise_scale": 0.0}, "diffusion.noise_scale = 0.0"),
+    ({"t_eps": 0.0}, "diffusion.t_eps = 0.0"),
+    ({"shift_base": 4096, "shift": 3.0}, "contradicts shift_base = 4096"),
+    ({"sample_shift": 1e9}, "all times would be at one end"),
+])  # fmt: skip
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         FlowMatchingConfig(**settings)

@@ -35,16 +35,13 @@ def end_of(framework, name, **given):
     return ops.numpy(states[-1])
 
 
-@pytest.mark.parametrize(
-    ("name", "given", "tolerance"),
-    [
-        ("euler", {}, 0.03),
-        ("heun", {}, 1e-3),
-        ("dopri5", {"rtol": 1e-5}, 1e-4),
-        ("sde-euler", {"norm": 0.0}, 0.05),
-        ("sde-heun", {"norm": 0.0}, 0.05),
-    ],
-)
+@pytest.mark.parametrize(("name", "given", "tolerance"), [
+    ("euler", {}, 0.03),
+    ("heun", {}, 1e-3),
+    ("dopri5", {"rtol": 1e-5}, 1e-4),
+    ("sde-euler", {"norm": 0.0}, 0.05),
+    ("sde-heun", {"norm": 0.0}, 0.05),
+])  # fmt: skip
 def test_the_walk_ends_at_the_spread_of_the_data(framework, name, given, tolerance):
     end = end_of(framework, name, **given)
     assert np.abs(end - 2 * START).max() < tolerance * np.abs(2 * START).max()

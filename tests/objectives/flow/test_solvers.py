@@ -81,17 +81,14 @@ def test_times_may_fall_so_that_data_go_back_to_their_noise(framework, flow):
     assert relative_error(framework.ops.numpy(noise), START) < 1e-4  # 200 steps of second order
 
 
-@pytest.mark.parametrize(
-    ("form", "last_step"),
-    [
-        ("constant", "Mean"),
-        ("sigma", "Tweedie"),
-        ("linear", "Euler"),
-        ("linear", None),
-        ("decreasing", "Mean"),
-        ("increasing-decreasing", "Tweedie"),
-    ],
-)
+@pytest.mark.parametrize(("form", "last_step"), [
+    ("constant", "Mean"),
+    ("sigma", "Tweedie"),
+    ("linear", "Euler"),
+    ("linear", None),
+    ("decreasing", "Mean"),
+    ("increasing-decreasing", "Tweedie"),
+])  # fmt: skip
 def test_sde_ends_with_the_spread_of_the_data(framework, flow, form, last_step):
     """16,000 numbers: a standard deviation is known to 0.6 %; 60 steps of first order and the last one add 3 %."""
     sde, ops, draw = flow[1], framework.ops, np.random.default_rng(1)

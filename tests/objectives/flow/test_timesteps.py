@@ -32,15 +32,12 @@ def test_times_depend_on_seed_and_position_alone():
     assert whole.dtype == np.float32
 
 
-@pytest.mark.parametrize(
-    ("config", "interval"),
-    [
-        (FlowMatchingConfig(), (0.0, 1.0)),
-        (FlowMatchingConfig("gvp", "noise"), (1e-3, 1 - 1e-3)),
-        (FlowMatchingConfig("vp"), (0.0, 1 - 1e-5)),
-        (FlowMatchingConfig("linear", "score", train_eps=0.2), (0.2, 0.8)),
-    ],
-)
+@pytest.mark.parametrize(("config", "interval"), [
+    (FlowMatchingConfig(), (0.0, 1.0)),
+    (FlowMatchingConfig("gvp", "noise"), (1e-3, 1 - 1e-3)),
+    (FlowMatchingConfig("vp"), (0.0, 1 - 1e-5)),
+    (FlowMatchingConfig("linear", "score", train_eps=0.2), (0.2, 0.8)),
+])  # fmt: skip
 def test_uniform_times_fill_the_interval_of_the_path(config, interval):
     t = training_times(config, 0, SAMPLE_INDICES)
     assert np.float32(interval[0]) <= t.min() < interval[0] + 1e-3 and interval[1] - 1e-3 < t.max() <= interval[1]
@@ -136,29 +133,26 @@ def test_losses_of_noise_weigh_as_the_velocities_they_imply():
     np.testing.assert_allclose(coefficients(config, t)[:, -1], t**-2, rtol=1e-6)  # v = x / t - noise / t
 
 
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"mode_scale": 2.0}, "diffusion.mode_scale = 2.0"),
-        ({"dynamic_shift": "flux", "shift": 3.0}, "diffusion.shift = 3.0: contradicts dynamic_shift = flux"),
-        ({"prediction_type": "noise", "loss_weight": "cosmap"}, "'cosmap': is for predicted velocities"),
-        ({"path": "gvp", "loss_weight": "cosmap"}, "'cosmap': needs path 'linear'"),
-        ({"loss_weight": "sigma_sqrt", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
-        ({"shift": 0.0}, "diffusion.shift = 0.0"),
-        ({"shift": float("inf")}, "diffusion.shift = inf"),
-        ({"logit_std": -1.0}, "diffusion.logit_std = -1.0"),
-        ({"train_eps": 0.5}, "diffusion.train_eps = 0.5"),
-        ({"sample_eps": -0.1}, "diffusion.sample_eps = -0.1"),
-        ({"loss_weight": "likelihood"}, "diffusion.loss_weight = 'likelihood'"),
-        ({"shift": 1e30}, "diffusion.shift = 1e"),
-        ({"logit_mean": -1e9}, "diffusion.logit_mean = -1000000000.0"),
-        ({"logit_std": 1e300}, "diffusion.logit_std = 1e"),
-        ({"path": "vp", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
-        ({"prediction_type": "noise", "loss_weight": "velocity", "train_eps": 1e-9}, "diffusion.train_eps = 1e-09"),
-        ({"prediction_type": "noise", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
-        ({"path": "gvp", "prediction_type": "score", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "named"), [
+    ({"mode_scale": 2.0}, "diffusion.mode_scale = 2.0"),
+    ({"dynamic_shift": "flux", "shift": 3.0}, "diffusion.shift = 3.0: contradicts dynamic_shift = flux"),
+    ({"prediction_type": "noise", "loss_weight": "cosmap"}, "'cosmap': is for predicted velocities"),
+    ({"path": "gvp", "loss_weight": "cosmap"}, "'cosmap': needs path 'linear'"),
+    ({"loss_weight": "sigma_sqrt", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
+    ({"shift": 0.0}, "diffusion.shift = 0.0"),
+    ({"shift": float("inf")}, "diffusion.shift = inf"),
+    ({"logit_std": -1.0}, "diffusion.logit_std = -1.0"),
+    ({"train_eps": 0.5}, "diffusion.train_eps = 0.5"),
+    ({"sample_eps": -0.1}, "diffusion.sample_eps = -0.1"),
+    ({"loss_weight": "likelihood"}, "diffusion.loss_weight = 'likelihood'"),
+    ({"shift": 1e30}, "diffusion.shift = 1e"),
+    ({"logit_mean": -1e9}, "diffusion.logit_mean = -1000000000.0"),
+    ({"logit_std": 1e300}, "diffusion.logit_std = 1e"),
+    ({"path": "vp", "train_eps": 0.0}, "diffusion.train_eps = 0: the loss is infinite"),
+    ({"prediction_type": "noise", "loss_weight": "velocity", "train_eps": 1e-9}, "diffusion.train_eps = 1e-09"),
+    ({"prediction_type": "noise", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
+    ({"path": "gvp", "prediction_type": "score", "sample_eps": 0.0}, "diffusion.sample_eps = 0: the velocity"),
+])  # fmt: skip
 def test_impossible_settings_are_refused(settings, named):
     with pytest.raises(ConfigError, match=named):
         FlowMatchingConfig(**settings)

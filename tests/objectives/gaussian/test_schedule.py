@@ -108,13 +108,10 @@ def test_impossible_respacing_is_refused():
             respaced_steps(1000, respacing)
 
 
-@pytest.mark.parametrize(
-    ("respacing", "steps"),
-    [
-        ("1", [0]), ("2", [0, 999]), ("ddim1", [0]), ("ddim2", [0, 500]), ("ddim1000", range(1000)),
-        ("1000", range(1000)), ("334,1,1", [*range(334), 334, 667]), ("1,1,2", [0, 334, 667, 999]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("respacing", "steps"), [
+    ("1", [0]), ("2", [0, 999]), ("ddim1", [0]), ("ddim2", [0, 500]), ("ddim1000", range(1000)),
+    ("1000", range(1000)), ("334,1,1", [*range(334), 334, 667]), ("1,1,2", [0, 334, 667, 999]),
+])  # fmt: skip
 def test_chains_reach_from_one_step_to_all_there_are(respacing, steps):
     chosen = respaced_steps(1000, respacing)
     assert chosen.tolist() == list(steps) and chosen.dtype == np.int64

@@ -187,23 +187,20 @@ def test_the_network_is_told_the_times_it_was_trained_at(framework):
         np.testing.assert_allclose(sigma, np.full(3, wanted))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"num_train_timesteps": 2}, "num_train_timesteps = 2"),
-        ({"shift": 0.0}, "diffusion.shift = 0.0"),
-        ({"sigma_min": 1.0}, "sigma_min = 1.0, sigma_max = 1.0"),
-        ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "leave none of 1000 timesteps"),
-        ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 1.5}, "0 <= min < max <= 1"),
-        ({"timestep_window": [0.5, 0.5]}, "timestep_window"),
-        ({"max_timestep_boundary": 1e308}, "leave none of 1000 timesteps"),
-        ({"timestep_window": [0.5]}, "must be a list of 2"),
-        ({"timestep_window": [0.99999, 0.999999]}, "leaves none of 1000 timesteps"),
-        ({"timestep_window": [0.0, 0.5], "max_timestep_boundary": 0.3}, "leaves none of 1000 timesteps"),
-        ({"timestep_per": "batch"}, "expected 'sample' or 'micro_batch'"),
-        ({"inverse_timesteps": True}, "unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"num_train_timesteps": 2}, "num_train_timesteps = 2"),
+    ({"shift": 0.0}, "diffusion.shift = 0.0"),
+    ({"sigma_min": 1.0}, "sigma_min = 1.0, sigma_max = 1.0"),
+    ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "leave none of 1000 timesteps"),
+    ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 1.5}, "0 <= min < max <= 1"),
+    ({"timestep_window": [0.5, 0.5]}, "timestep_window"),
+    ({"max_timestep_boundary": 1e308}, "leave none of 1000 timesteps"),
+    ({"timestep_window": [0.5]}, "must be a list of 2"),
+    ({"timestep_window": [0.99999, 0.999999]}, "leaves none of 1000 timesteps"),
+    ({"timestep_window": [0.0, 0.5], "max_timestep_boundary": 0.3}, "leaves none of 1000 timesteps"),
+    ({"timestep_per": "batch"}, "expected 'sample' or 'micro_batch'"),
+    ({"inverse_timesteps": True}, "unknown key"),
+])  # fmt: skip
 def test_settings_that_make_no_table_are_refused(wrong, words):
     TUTORIAL.check_output(16, 16)
     with pytest.raises(ConfigError, match="predictor: 32 channels of output"):
