@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.configs.dit import JOINT
 from mindspeed_mm_dit.configs.joint import Flux2Config, FluxConfig, QwenImageConfig, SD3Config, ZImageConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
@@ -167,14 +166,6 @@ def test_an_objective_whose_velocity_points_the_other_way_is_refused(model_id, d
     for other in (flow | {"data_time": 1 - data_time}, {"model_id": "wan_flow_match_scheduler"}):
         with pytest.raises(ConfigError, match=f"learns a velocity with data at time {data_time}"):
             model_config_from_mapping(content | {"diffusion": other}, "x")
-
-
-@on_pytorch
-def test_a_table_of_times_that_does_not_exist_or_fit_is_refused():
-    with pytest.raises(ConfigError, match="Did you mean 'flux'"):
-        FlowMatchingConfig(sample_schedule="flux3")
-    with pytest.raises(ConfigError, match="needs path 'linear'"):
-        FlowMatchingConfig(path="gvp", sample_schedule="flux")
 
 
 @on_pytorch

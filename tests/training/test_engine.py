@@ -24,9 +24,8 @@ from tests.conftest import run_config
 FLAGS = run_config(
     seed=3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3, weight_decay=0.1, ema_decay=0.75, clip_grad=1.0
 )  # fmt: skip
-PARAMETERS = Parameters(
-    {"linear.weight": Parameter((4, 3), XAVIER_UNIFORM, matrices=1), "linear.bias": Parameter((4,))}
-)
+WEIGHT = Parameter((4, 3), XAVIER_UNIFORM, matrices=1)
+PARAMETERS = Parameters({"linear.weight": WEIGHT, "linear.bias": Parameter((4,))})
 SHAPES = PARAMETERS.shapes()
 
 

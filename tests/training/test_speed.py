@@ -1,6 +1,9 @@
 """What makes a step faster leaves the losses as they are; and what is logged about it."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning.memory import train_flop
 from mindspeed_mm_dit.tools.visualize.plot import read_scalar
 from mindspeed_mm_dit.training.pytorch.parallel import recompute
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.ranks
 
@@ -97,3 +101,58 @@ def test_tensorboard_has_the_share_of_the_peak(tiny, plain):
     same_steps, shares = read_scalar(tiny.folder / "board", "train/mfu")
     assert steps.tolist() == same_steps.tolist() == list(plain)
     np.testing.assert_allclose(shares, rates * flop / 0.5e12, rtol=1e-5)
+
+
+FLAGS = "--train-iters {} --global-batch-size 64 --lr 1e-3 --save out --load out "
+
+
+def content(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_it_says_what_would_be_trained_and_leaves_nothing(tiny):
+    before = content(tiny.folder)
+    outcome = tiny.done(FLAGS.format(200) + "--dry-run", ranks=2)
+    assert "dit, 50,768 parameters" in outcome.output and "each of 400 images 32" in outcome.output
+    assert outcome.output.count("dry run: every check passed") == 1
+    assert "ready in" not in outcome.output and content(tiny.folder) == before
+
+
+def test_it_finds_where_a_run_would_go_on(tiny):
+    assert tiny.run(FLAGS.format(2)).code == 0
+    before = content(tiny.folder)
+    outcome = tiny.done(FLAGS.format(5) + "--dry-run")
+    assert "from iteration 2 (128 samples) on" in outcome.output and content(tiny.folder) == before
+
+
+SHARDING = {"torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"}
+COMPILER = {"torch._dynamo", "sympy"}
+OTHERS = {"sklearn", "scipy", "transformers", "diffusers", "matplotlib", "pyarrow", "av", "tensorboard", "megatron"}
+
+LIST = """
+import runpy, sys
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("IMPORTED", *sys.modules)
+"""
+
+
+def imported(command: list[str], folder) -> set[str]:
+    """Run a script, its path and flags, to the end in ``folder`` and return the names of the modules it imported."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    code = f"import sys; sys.argv = {command!r}\n{LIST}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.partition("IMPORTED ")[2].split())
+
+
+def test_help_needs_no_framework(tiny):
+    found = imported([tiny.command("")[1], "--host", "standalone", "--help"], tiny.folder)
+    assert not found & ({"torch", "mindspore", "PIL"} | OTHERS)
+
+
+def test_the_first_step_needs_no_sharding_no_compiler_and_nothing_that_draws(tiny):
+    flags = "--train-iters 1 --global-batch-size 4 --lr 1e-3 --log-interval 1"
+    found = imported(tiny.command(flags)[1:], tiny.folder)
+    assert "torch" in found and not found & (SHARDING | COMPILER | OTHERS)

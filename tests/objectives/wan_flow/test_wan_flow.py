@@ -11,6 +11,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import objective_of, sampler_options
 from mindspeed_mm_dit.objectives.wan_flow.objective import (
+    WAN_FLOW,
     batch,
     draws,
     draws_at,
@@ -207,3 +208,23 @@ def test_settings_that_make_no_table_are_refused(wrong, words):
         TUTORIAL.check_output(16, 32)
     with pytest.raises(ConfigError, match=words):
         from_mapping(WanFlowConfig, wrong, "model.json: diffusion")
+
+
+def test_samplers_walk_the_chains_of_their_names(framework):
+    from mindspeed_mm_dit.objectives.wan_flow import process as wan_flow
+
+    built, ops, ends = WAN_FLOW.build(WanFlowConfig()), framework.ops, []
+
+    def model_fn(x, t, sigmas):
+        return x * x
+
+    for name, trajectory in (("euler", wan_flow.euler_trajectory), ("unipc", wan_flow.unipc_trajectory)):
+        sampler = WAN_FLOW.samplers[name]
+        wanted = [ops.numpy(x) for x in trajectory(built, model_fn, ops.tensor(START), 5)]
+        found = [
+            ops.numpy(x) for x in sampler.trajectory(built, model_fn, ops.tensor(START), None, 5, sampler.options())
+        ]
+        assert len(found) == 5
+        np.testing.assert_array_equal(found, wanted)
+        ends.append(found[-1])
+    assert np.abs(ends[0] - ends[1]).max() > 1e-3
