@@ -44,17 +44,14 @@ def video():
         return file["vae/video"]
 
 
-def test_latents_of_wans_sizes():
+def test_latents_of_wans_sizes_and_of_no_others():
     config = WanVAEConfig("vae")
     assert config.latent_shape((81, 480, 832)) == (16, 21, 60, 104)
     assert config.latent_shape((1, 8, 8)) == (16, 1, 1, 1)
-
-
-def test_sizes_that_the_autoencoder_does_not_take_whole_are_named():
     for sizes, message in (
-        ((80, 480, 832), r"dataset_param.num_frames = 80: .*\n    Cure: use 77 or 81"),
-        ((81, 484, 832), r"dataset_param.max_height = 484: .*\n    Cure: use 480 or 488"),
-        ((81, 480, 4), r"dataset_param.max_width = 4: .*\n    Cure: use 8"),
+        ((80, 480, 832), r"dataset_param.num_frames = 80(?s:.*)77 or 81"),
+        ((81, 484, 832), r"dataset_param.max_height = 484(?s:.*)480 or 488"),
+        ((81, 480, 4), r"dataset_param.max_width = 4\b(?s:.*) 8\b"),
     ):
         with pytest.raises(ConfigError, match=message):
             WanVAEConfig("vae").latent_shape(sizes)
@@ -72,9 +69,9 @@ def test_mindspeed_mms_section_is_read_as_it_stands():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}, "channels = 16: contrad"),
-    ({"patch_size": 2}, "ae.spatial_factor = 8: contradicts"),
-    ({"temperal_downsample": [True] * 3}, "ae.temporal_factor = 4: contradicts"),
+    ({"z_dim": 4, "latents_mean": [0.0] * 4, "latents_std": [1.0] * 4}, "channels = 16.*contrad"),
+    ({"patch_size": 2}, "ae.spatial_factor = 8.*contradicts"),
+    ({"temperal_downsample": [True] * 3}, "ae.temporal_factor = 4.*contradicts"),
     ({"latents_mean": [0.0] * 15}, "must be 16 numbers each"),
     ({"latents_std": [1.0] * 15 + [0.0]}, "and the latter positive"),
     ({"_class_name": "AutoencoderKL"}, "is of class 'AutoencoderKL', not AutoencoderKLWan"),
@@ -91,11 +88,14 @@ def test_the_numbers_of_the_normalisation_are_those_of_config_json(copied):
     assert facts.latents_mean == (1.0,) * 16 and facts.latents_std == (2.0,) * 16
 
 
-def test_decode_takes_back_what_encode_gave(framework, video):
+def test_decode_takes_back_and_the_first_frame_is_a_still(framework, video):
     ae, images = autoencoder(), framework.ops.tensor(video)
     mean, _ = ae.moments(images)
     direct = framework.ops.numpy(ae.module.decode(mean).sample)
     assert framework.ops.numpy(ae.decode(ae.encode(images))) == pytest.approx(direct, abs=1e-4)
+    ae = autoencoder()
+    latents, still = (framework.ops.numpy(ae.encode(framework.ops.tensor(x))) for x in (video, video[:, :, :1]))
+    assert latents.shape[2] == 3 and latents[:, :, :1] == pytest.approx(still, abs=1e-5)
 
 
 def test_a_draw_from_the_posterior_is_mean_plus_noise_times_std(framework, video):
@@ -106,12 +106,6 @@ def test_a_draw_from_the_posterior_is_mean_plus_noise_times_std(framework, video
     facts = read_latent_facts(ae.config)
     centre, spread = (np.reshape(x, (1, 16, 1, 1, 1)) for x in (facts.latents_mean, facts.latents_std))
     assert drawn == pytest.approx((mean + std * noise - centre) / spread, rel=1e-4, abs=1e-5)
-
-
-def test_the_first_latent_frame_is_that_of_a_still(framework, video):
-    ae = autoencoder()
-    latents, still = (framework.ops.numpy(ae.encode(framework.ops.tensor(x))) for x in (video, video[:, :, :1]))
-    assert latents.shape[2] == 3 and latents[:, :, :1] == pytest.approx(still, abs=1e-5)
 
 
 def test_tiles_change_large_frames_alone_and_a_little(framework, video):

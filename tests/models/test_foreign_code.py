@@ -62,7 +62,7 @@ def test_a_key_that_names_code_is_named(tmp_path):
         folder = tmp_path / key
         folder.mkdir()
         (folder / file).write_text(json.dumps({"model_type": "bert", **content}))
-        with pytest.raises(ConfigError, match=rf"^a\.folder = .*{file}: {key} = .*: names code"):
+        with pytest.raises(ConfigError, match=rf"^a\.folder = .*{file}.*{key} = .*names code"):
             check_names_no_code("a.folder", folder)
 
 
@@ -100,7 +100,7 @@ def test_every_folder_of_a_model_is_looked_at_before_it_is_read(tmp_path, check,
     known = {"model_type": "dinov2", "hidden_size": 8, "_class_name": "AutoencoderKL"}
     for key, value in (("auto_map", {"AutoModel": "own.Model"}), ("_attn_implementation_internal", "someone/code")):
         (tmp_path / file).write_text(json.dumps({**known, key: value}))
-        with pytest.raises(ConfigError, match=f"{file}: {key} = .*: names code, which is never run or fetched"):
+        with pytest.raises(ConfigError, match=rf"{file}.*{key} = .*names code, which is never run or fetched"):
             check(str(tmp_path))
 
 
@@ -120,7 +120,7 @@ def test_the_parts_that_an_index_lists_are_the_files_each_once(tmp_path):
 def test_an_index_that_lists_no_files_is_named(tmp_path, content):
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"text_encoder.from_pretrained = .*index.json: lists no weight files"):
+    with pytest.raises(CheckpointError, match=r"text_encoder.from_pretrained = .*index.json.*lists no weight files"):
         _parts(index, "text_encoder.from_pretrained")
 
 
@@ -226,5 +226,5 @@ def test_a_folder_whose_config_says_no_width_is_named(tmp_path):
         ({"model_type": "dinov2"}, "config.json has hidden_size = None"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(content))
-        with pytest.raises(ConfigError, match=f"teacher.from_pretrained = {tmp_path}: {named}"):
+        with pytest.raises(ConfigError, match=rf"teacher.from_pretrained = {tmp_path}.*{named}"):
             Dinov2Config(from_pretrained=str(tmp_path)).width()

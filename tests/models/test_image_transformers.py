@@ -172,7 +172,7 @@ def test_an_objective_whose_velocity_points_the_other_way_is_refused(model_id, d
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_cannot_share_an_image_are_told_what_they_do_not_divide(ranks):
     config = dataclasses.replace(OURS["flux"], num_attention_heads=ranks, latent_size=(2 * ranks + 2, 2))
-    with pytest.raises(ConfigError, match=f"--context-parallel-size = {ranks}: does not divide tokens of an image"):
+    with pytest.raises(ConfigError, match=rf"--context-parallel-size = {ranks}.*does not divide tokens of an image"):
         config.check_context_parallel(ranks)
 
 

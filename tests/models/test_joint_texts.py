@@ -194,12 +194,12 @@ def test_t5_reads_its_padding_where_the_network_was_published_so(tmp_path):
 
 
 WRONG = {
-    "width of T5": ("sd3", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48: .* have width 32"),
-    "pooled width": ("sd3", {"pooled_projection_dim": 16}, {}, "pooled_projection_dim = 16: .* has width 24"),
+    "width of T5": ("sd3", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48.* have width 32"),
+    "pooled width": ("sd3", {"pooled_projection_dim": 16}, {}, "pooled_projection_dim = 16.* has width 24"),
     "no place": ("z_image", {}, {"prompt_template": "a caption"}, r"must contain \{\} once"),
-    "width of Mistral": ("flux2", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48: .* have width 32"),
-    "cut of Mistral": ("flux2", {}, {"cut_tokens": 3}, "cut_tokens = 3: expected 0"),
-    "layer": ("z_image", {}, {"layers": [7]}, r"text_encoder.layers = 7: must be a number of at most 3"),
+    "width of Mistral": ("flux2", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48.* have width 32"),
+    "cut of Mistral": ("flux2", {}, {"cut_tokens": 3}, "cut_tokens = 3.*expected 0"),
+    "layer": ("z_image", {}, {"layers": [7]}, r"text_encoder.layers = 7.*must be a number of at most 3"),
     "too long": ("z_image", {}, {"max_length": 9}, "has a caption of 10 tokens, and text_encoder.max_length is 9"),
 }  # fmt: skip
 
@@ -279,7 +279,7 @@ def test_clips_that_fit_are_opened(folder):
 def test_what_does_not_fit_is_named_before_a_clip_is_opened(folder, tmp_path):
     for place, settings, named in (
         (tmp_path / "empty", {"frames": 8}, "num_frames = 8"),
-        (tmp_path / "empty", {"size": 40}, "max_width = 9, 40, 40: makes latents of 3 x 5 x 5"),
+        (tmp_path / "empty", {"size": 40}, "max_width = 9, 40, 40.*makes latents of 3 x 5 x 5"),
         (tmp_path / "empty", {"size": 40, "latent": (3, 5, 5)}, "latent_size"),  # which the patch does not divide
         (folder, {"text_dim": 32}, r"predictor\.text_dim = 32"),
     ):
@@ -301,9 +301,9 @@ def test_texts_that_a_cache_does_not_keep_are_named():
         _check_cached_text("latents = cache", cache, PooledText(6))
 
     check("pooled", 6)
-    with pytest.raises(ConfigError, match="latents = cache: contains no pooled"):
+    with pytest.raises(ConfigError, match=r"latents = cache.*contains no pooled"):
         check("text", 6)
-    with pytest.raises(ConfigError, match="latents = cache: contains pooled of width 5"):
+    with pytest.raises(ConfigError, match=r"latents = cache.*contains pooled of width 5"):
         check("pooled", 5)
 
 
@@ -312,7 +312,7 @@ def test_files_that_do_not_go_together_are_named(folder, tmp_path):
         ({"ae": {"model_id": "autoencoder_kl", "from_pretrained": "x"}}, {}, "does not encode videos, which"),
         ({"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}}, {}, "makes latents of 9 x 32 x 32"),
         ({}, {"json_path": "nowhere.json"}, "dataset_param.json_path = nowhere.json"),
-        ({}, {"dataset_type": "films"}, "dataset_param.dataset_type = 'films': unknown kind of data set"),
+        ({}, {"dataset_type": "films"}, "dataset_param.dataset_type = 'films'"),
         ({}, {"features": "nowhere"}, "nowhere: holds no finished cache"),
         ({}, IMAGES, "its samples are images, and predictor 'custom_dit' learns videos"),
         (DIT, {}, "its samples are videos, and predictor 'dit' learns images"),

@@ -206,5 +206,5 @@ def test_latents_of_an_autoencoder_are_shifted_and_scaled_and_come_back(framewor
 
 def test_without_the_package_the_name_is_unknown(model_json, monkeypatch):
     monkeypatch.delitem(AUTOENCODERS, "folded", raising=False)  # (tests of other files may have registered it)
-    with pytest.raises(ConfigError, match=r"m: ae\.model_id = 'folded': unknown model_id"):
+    with pytest.raises(ConfigError, match=r"ae\.model_id = 'folded'.*unknown model_id"):
         model_config_from_mapping({**model_json, "ae": {"model_id": "folded"}}, "m")

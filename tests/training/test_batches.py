@@ -142,7 +142,7 @@ def test_validation_data_that_do_not_match_are_refused(validation_data, tmp_path
         ("pictures", {"valid_fraction": 0.25}, "valid_fraction = 0.25 of --mm-data"),
         ("misnamed", {}, "has the classes bright, pale"),
     ):
-        with pytest.raises(ConfigError, match=f"--mm-valid-data: .*{named}"):
+        with pytest.raises(ConfigError, match=rf"--mm-valid-data: .*{named}"):
             DataSet(validation_data(tmp_path / folder, **settings), 1)
 
 
@@ -174,7 +174,7 @@ def test_every_sample_counts_in_the_quarter_its_share_lies_in():
     np.testing.assert_array_equal(sums, [[1 + 2, 4, 8 + 16, 32 + 64 + 128], [2, 1, 2, 3]])
 
 
-def test_the_quarters_weighted_by_their_samples_are_the_mean():
+def test_mean_and_quarters_of_a_validation_hide_no_loss():
     draw = np.random.default_rng(0)
     losses, shares = draw.random(101), draw.random(101)
     parts = [sums_by_quarter(*part) for part in zip(np.split(losses, [7, 60]), np.split(shares, [7, 60]))]
@@ -184,9 +184,6 @@ def test_the_quarters_weighted_by_their_samples_are_the_mean():
     assert np.average([found.quarters[name] for name in QUARTERS], weights=counts) == pytest.approx(found.mean)
     for number, name in enumerate(QUARTERS):
         assert found.quarters[name] == pytest.approx(losses[(shares * 4).astype(int) == number].mean(), rel=1e-14)
-
-
-def test_a_quarter_without_samples_is_left_out_and_one_lost_loss_is_not_hidden():
     found = ValidationLoss.from_sums(sums_by_quarter(np.array([1.0, np.nan]), np.array([0.1, 0.9])))
     assert list(found.quarters) == ["0-25", "75-100"] and found.quarters["0-25"] == 1.0
     assert np.isnan(found.mean) and np.isnan(found.quarters["75-100"])

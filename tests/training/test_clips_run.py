@@ -85,7 +85,7 @@ def test_what_cannot_be_drawn_is_named(saved, tmp_path, capsys):
         ("--size", "12", "--size = '12'"),
         ("--prompt", "a b c d e f g h i j", "has a caption of 11 tokens"),
         ("--prompts", "nowhere.txt", "--prompts = nowhere.txt"),
-        ("--prompts", "/dev/null", "--prompts = /dev/null: contains no prompt"),
+        ("--prompts", "/dev/null", "--prompts = /dev/null"),
         ("--prompt", "...", "--prompt = '...'"),
         ("--negative-prompt", "a " * 9, "--negative-prompt = "),
         ("--classes", "3", "--classes = '3'"),

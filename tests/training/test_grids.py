@@ -81,11 +81,11 @@ def test_grids_that_could_not_be_kept_or_drawn_are_refused(tmp_path, model_json)
         mm = SimpleNamespace(model=model_config_from_mapping(model_json, "model.json"))
         check_grids(run_config(sample_interval=5, mm=mm, **places), 1)
 
-    with pytest.raises(ConfigError, match="--sample-interval = 5: there is nowhere to keep the images"):
+    with pytest.raises(ConfigError, match=r"--sample-interval = 5.*there is nowhere to keep the images"):
         check()
     check(save=str(tmp_path))
     model_json["diffusion"]["num_train_timesteps"] = 15
-    with pytest.raises(ConfigError, match="--sample-interval = 5: 20 steps of ddim: is more than the 15 timesteps"):
+    with pytest.raises(ConfigError, match=r"--sample-interval = 5.*20 steps of ddim.*15 timesteps"):
         check(save=str(tmp_path))
 
 

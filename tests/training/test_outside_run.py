@@ -40,7 +40,7 @@ def test_a_host_takes_the_first_step_of_ours(validated, path):
 
 def test_flags_that_a_part_cannot_act_on_are_refused_before_any_work(validated, path):
     outcome = validated.run("--train-iters 6 --global-batch-size 16 --lr 1 --patience 2", PYTHONPATH=path)
-    assert outcome.code == 2 and "--patience = 2: nothing is validated" in outcome.output
+    assert outcome.code == 2 and "--patience = 2" in outcome.output
 
 
 def test_a_command_is_listed_and_run(path, tmp_path):

@@ -79,7 +79,7 @@ RECORD = StepRecord(
 )  # fmt: skip
 
 
-def test_a_file_hears_at_once_and_each_minute_what_is_left(capsys, monkeypatch):
+def test_estimate_is_said_at_once_and_each_minute_but_of_seconds(capsys, monkeypatch):
     now = iter([0.0, 59.0, 61.0])
     monkeypatch.setattr("mindspeed_mm_dit.training.log.time.monotonic", lambda: next(now))
     log = RunLog(prints=True, train_iters=800, iteration=49)
@@ -89,9 +89,6 @@ def test_a_file_hears_at_once_and_each_minute_what_is_left(capsys, monkeypatch):
     estimate = " about 0:01:15 left of 800 iterations"
     assert [number for number, line in enumerate(said) if line == estimate] == [1, 4]
     assert len(said) == 5 and said[2].split("]")[1] == format_line(RECORD, datetime.now()).split("]")[1]
-
-
-def test_a_run_of_seconds_needs_no_estimate(capsys):
     RunLog(prints=True, train_iters=800, iteration=0).record(replace(RECORD, ms_per_iteration=20))
     assert "left" not in capsys.readouterr().out
 
@@ -140,13 +137,13 @@ def test_values_and_pictures_are_on_disk_once_it_is_closed(kind, tmp_path, monke
 def test_a_tracker_not_installed_or_without_a_folder_is_named(extra, monkeypatch, tmp_path):
     project = {f"{extra}_project": "digits"}
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match=f"(?s)--{extra}-project = digits.*pip install .*{extra}"):
+    with pytest.raises(PlatformError, match=rf"(?s)--{extra}-project = digits.*pip install .*{extra}"):
         check_metrics_loggers(flags(**project))
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: name)
-    with pytest.raises(ConfigError, match=f"(?s)no folder to write to.*--{extra}-save-dir DIR"):
+    with pytest.raises(ConfigError, match=rf"(?s)no folder to write to.*--{extra}-save-dir DIR"):
         check_metrics_loggers(flags(**project))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=f"--{extra}-save-dir = .*is a file"):
+    with pytest.raises(ConfigError, match=rf"--{extra}-save-dir = .*is a file"):
         check_metrics_loggers(flags(**project, **{f"{extra}_save_dir": str(tmp_path / "file")}))
 
 

@@ -110,15 +110,12 @@ def content(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_it_says_what_would_be_trained_and_leaves_nothing(tiny):
+def test_dry_run_says_what_would_be_trained_and_leaves_nothing(tiny):
     before = content(tiny.folder)
     outcome = tiny.done(FLAGS.format(200) + "--dry-run", ranks=2)
     assert "dit, 50,768 parameters" in outcome.output and "each of 400 images 32" in outcome.output
     assert outcome.output.count("dry run: every check passed") == 1
     assert "ready in" not in outcome.output and content(tiny.folder) == before
-
-
-def test_it_finds_where_a_run_would_go_on(tiny):
     assert tiny.run(FLAGS.format(2)).code == 0
     before = content(tiny.folder)
     outcome = tiny.done(FLAGS.format(5) + "--dry-run")
@@ -147,12 +144,9 @@ def imported(command: list[str], folder) -> set[str]:
     return set(done.stdout.partition("IMPORTED ")[2].split())
 
 
-def test_help_needs_no_framework(tiny):
+def test_help_and_the_first_step_import_what_they_need(tiny):
     found = imported([tiny.command("")[1], "--host", "standalone", "--help"], tiny.folder)
     assert not found & ({"torch", "mindspore", "PIL"} | OTHERS)
-
-
-def test_the_first_step_needs_no_sharding_no_compiler_and_nothing_that_draws(tiny):
     flags = "--train-iters 1 --global-batch-size 4 --lr 1e-3 --log-interval 1"
     found = imported(tiny.command(flags)[1:], tiny.folder)
     assert "torch" in found and not found & (SHARDING | COMPILER | OTHERS)

@@ -149,15 +149,12 @@ def test_from_the_boundary_on_the_expert_of_high_noise_answers():
     assert [model_fn(None, None, noise) for noise in (0.4, 0.5, np.array([0.5, 0.9]))] == ["low", "high", "high"]
 
 
-def test_projections_along_the_features_have_the_least_loss():
+def test_projection_loss_is_least_along_the_features_of_each_sample():
     features = [torch.randn(3, 4, width) for width in (5, 7)]
     exact = [2.5 * feature for feature in features]
     torch.testing.assert_close(projection_loss(exact, features, [1, 1]), torch.full((3,), -1.0))
     torch.testing.assert_close(projection_loss([exact[0], -exact[1]], features, [1, 1]), torch.zeros(3))
     torch.testing.assert_close(projection_loss(exact, features, [0.5, 2]), torch.full((3,), -1.25))
-
-
-def test_each_sample_has_a_loss_of_its_own():
     features = torch.randn(3, 4, 5)
     signs = torch.tensor([1.0, -1, 1])
     torch.testing.assert_close(projection_loss([features * signs[:, None, None]], [features], [1]), -signs)
@@ -223,12 +220,9 @@ def test_the_error_falls_with_the_square_of_the_step():
     assert (slopes > 1.7).all(), (errors, slopes)
 
 
-def test_a_single_step_returns_the_predicted_clean_latents():
+def test_dpm_solver_gives_the_predicted_latents_within_the_clip():
     diffusion = GaussianDiffusion(Schedule.create("linear", 1000), "sample", "fixed_small")
     wanted = torch.full(SHAPE, 0.3)
     assert torch.equal(sample(diffusion, lambda *_: wanted, torch.randn(SHAPE), 1)[-1], wanted)
-
-
-def test_clip_bounds_the_result():
     diffusion = GaussianDiffusion(Schedule.create("linear", 1000), "sample", "fixed_small")
     assert sample(diffusion, lambda *_: torch.full(SHAPE, 3.0), torch.randn(SHAPE), 4, clip=1.0)[-1].max() == 1.0

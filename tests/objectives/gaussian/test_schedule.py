@@ -13,13 +13,10 @@ from mindspeed_mm_dit.objectives.gaussian.process import (
 from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule, make_betas, respaced_steps
 
 
-def test_tables_are_the_published_ones(golden):
+def test_tables_and_respacing_are_the_published_ones(golden):
     schedule = Schedule.create("linear", 1000)
     for name in [key for key in golden if key.startswith("table/")]:
         np.testing.assert_allclose(getattr(schedule, name[6:]), golden[name], rtol=1e-12, atol=1e-15)
-
-
-def test_respacing_is_the_published_one(golden):
     for respacing in ("10", "ddim10"):
         np.testing.assert_array_equal(respaced_steps(1000, respacing), golden[f"timestep_map/{respacing}"])
     steps = respaced_steps(300, "10,15,20")

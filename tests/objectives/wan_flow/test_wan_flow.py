@@ -26,16 +26,13 @@ SHAPE = (4, 3, 2, 2)
 START = np.random.default_rng(0).standard_normal((3, *SHAPE)).astype(np.float32)
 
 
-def test_the_table_runs_from_noise_to_data_and_its_weights_have_mean_1():
+def test_table_runs_from_noise_to_data_or_to_sigma_min():
     sigmas, weights = training_table(TUTORIAL)
     assert len(sigmas) == len(weights) == 1000
     assert sigmas[0] == 1 and weights[0] == 0 and weights.mean() == pytest.approx(1, abs=1e-12)
     assert sigmas[500] == pytest.approx(5 / 6)  # 5 / 2 / (1 + 4 / 2)
     assert sigmas[-1] == pytest.approx(0.005 / 1.004) and (np.diff(sigmas) < 0).all()
     assert abs(sigmas[weights.argmax()] - 0.5) < 2e-3
-
-
-def test_without_one_row_more_the_table_ends_at_sigma_min():
     config = dataclasses.replace(TUTORIAL, shift=1.0, sigma_min=0.25, sigma_max=0.75, extra_one_step=False)
     assert euler_sigmas(config, 3).tolist() == [0.75, 0.5, 0.25, 0]
     assert euler_sigmas(dataclasses.replace(config, extra_one_step=True), 2).tolist() == [0.75, 0.5, 0]
