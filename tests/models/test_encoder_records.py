@@ -1,4 +1,4 @@
-"""Every record of an autoencoder and of a text encoder answers all that the rooms ask of it."""
+"""Every record of an autoencoder and of a text encoder answers all that is asked of it; ``words`` tells words apart."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Nothing in a folder that another library reads is run or fetched, and no library is left to ask."""
+"""Of a folder that another library reads nothing is run or fetched, and its files are looked at before; teachers."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""Texts of FLUX, Stable Diffusion 3, Qwen-Image and Z-Image: from captions to the network, from files and caches."""
+"""Texts of FLUX, Stable Diffusion 3, Qwen-Image and Z-Image, from captions to the network; data that fit a model."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A predictor and an objective from outside the package: trained, sampled, planned and converted by every command.
+"""A predictor, an objective and encoders from outside the package, known to every command.
 
 With every part that fits them they are trained and sampled in tests/test_cross_product.py.
 """

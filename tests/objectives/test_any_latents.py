@@ -1,4 +1,4 @@
-"""A batch is its samples one by one: every objective and sampler, latents of any axes, any micro-batch."""
+"""A batch is its samples one by one: every objective and sampler, latents of any axes; an objective from outside."""
 
 import itertools
 import random

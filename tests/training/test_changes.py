@@ -1,4 +1,4 @@
-"""A resume says what has changed since the checkpoint was written, and nothing where nothing has."""
+"""What a checkpoint remembers: a resume says what has changed, refuses other classes, and knows the best checkpoint."""
 
 import dataclasses
 import io

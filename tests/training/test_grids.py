@@ -1,4 +1,4 @@
-"""Grids of samples while a run learns: drawn by the moving average, and nothing that the run computes moves."""
+"""What watches a run: grids of samples by its moving average and traces of its steps, and no number of it moves."""
 
 import json
 from types import SimpleNamespace

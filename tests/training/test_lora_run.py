@@ -1,4 +1,4 @@
-"""Runs that train adapters, or a part of a network: what is kept, and which base it was."""
+"""Runs that begin with other weights: adapters beside a base, frozen parts, and weights of another network."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What makes a step faster leaves the losses as they are; and what is logged about it."""
+"""What makes a step faster leaves the losses as they are; and what is done, and imported, before the first one."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""Solvers against equations whose solution is known: their order, and what they must not depend on."""
+"""Solvers against equations whose solution is known: order, steps of dopri5, samplers as sampling asks them."""
 
 import numpy as np
 import pytest

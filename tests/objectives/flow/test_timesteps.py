@@ -1,4 +1,4 @@
-"""Times of flow matching: functions of seed and position, in the interval of the path, by the law that is asked for."""
+"""Times of flow matching, functions of seed and position; what later recipes (JiT, LightningDiT, SD3, RAE) learn."""
 
 import itertools
 
