@@ -179,12 +179,9 @@ def test_projectors_read_the_tokens_of_the_image_after_the_block_that_is_named(d
     assert torch.equal(output, model(x, t, y))
 
 
-def test_a_model_json_of_projectors_without_a_teacher_is_refused():
+def test_options_and_presets_that_cannot_be_are_named():
     with pytest.raises(ConfigError, match=r"z_dims = \[768\].*needs 1 teachers"):
         model_config_from_mapping(CONTENT | {"predictor": PREDICTOR | {"z_dims": [768]}}, "model.json")
-
-
-def test_options_that_cannot_be_are_named():
     for settings, message in (
         ({"in_context_len": 2, "in_context_start": 3}, "in_context_start = 3.*is not a block of this network"),
         ({"in_context_start": 1}, "has no effect where in_context_len is 0"),
@@ -197,9 +194,6 @@ def test_options_that_cannot_be_are_named():
     ):
         with pytest.raises(ConfigError, match=message):
             dataclasses.replace(PLAIN, **settings)
-
-
-def test_a_preset_with_another_option_beside_it_is_refused():
     assert {"LightningDiT-XL/1", "JiT-B/16"} < PRESETS.keys()
     predictor = PREDICTOR | {"preset": "JiT-B/16"}
     assert model_config_from_mapping(CONTENT | {"predictor": predictor}, "x").predictor.in_context_start == 4

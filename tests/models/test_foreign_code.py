@@ -174,11 +174,19 @@ def test_a_teacher_of_other_patches_or_of_nan_is_refused(patch, value, tmp_path)
         TEACHERS["dinov2"].check_files(config)
 
 
-def test_a_text_encoder_in_integers_is_refused(tmp_path):
+def test_folder_whose_config_says_no_width_or_integers_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     write_arrays(tmp_path / "model.safetensors", {"a.weight": np.ones((2, 2), np.int8)}, {})
     with pytest.raises(CheckpointError, match=r"a\.weight is stored in 'I8'"):
         TEXT_ENCODERS["bert"].check_files(TEXT_ENCODERS["bert"].config(str(tmp_path)))
+    for content, named in (
+        ({"model_type": "vit", "hidden_size": 16}, "is not a dinov2"),
+        ({"model_type": "dinov2", "hidden_size": "16"}, "config.json has hidden_size = 16"),
+        ({"model_type": "dinov2"}, "config.json has hidden_size = None"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(ConfigError, match=rf"teacher.from_pretrained = {tmp_path}.*{named}"):
+            Dinov2Config(from_pretrained=str(tmp_path)).width()
 
 
 @pytest.fixture
@@ -217,14 +225,3 @@ def test_images_of_several_shapes_are_refused_beside_a_teacher(config):
     with pytest.raises(ConfigError, match=r"buckets: make latents of several shapes, but a teacher's features have"):
         check_sizes(config(0.5), param)
     check_sizes(config(0.5).without_teachers(), param)
-
-
-def test_a_folder_whose_config_says_no_width_is_named(tmp_path):
-    for content, named in (
-        ({"model_type": "vit", "hidden_size": 16}, "is not a dinov2"),
-        ({"model_type": "dinov2", "hidden_size": "16"}, "config.json has hidden_size = 16"),
-        ({"model_type": "dinov2"}, "config.json has hidden_size = None"),
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(content))
-        with pytest.raises(ConfigError, match=rf"teacher.from_pretrained = {tmp_path}.*{named}"):
-            Dinov2Config(from_pretrained=str(tmp_path)).width()

@@ -271,9 +271,14 @@ def open_all(folder, frames=9, size=32, max_length=8, text_dim=64, latent=(3, 4,
     return open_data(model, ClipsParam(str(folder), str(folder / "annotation.json"), frames, size, size))
 
 
-def test_clips_that_fit_are_opened(folder):
+def test_clips_that_fit_are_opened_and_others_named(folder):
     data = open_all(folder)
     assert len(data.rows) == 4 and data.tokenizers[0].vocabulary_size == 19
+    with pytest.raises(DataError) as raised:
+        open_all(folder, frames=13, max_length=4, latent=(4, 4, 4))
+    assert "4 of 4 clips cannot be used" in str(raised.value) and "is short: it has 9 frames" in str(raised.value)
+    with pytest.raises(DataError, match=r"line 2 has a caption of 5 tokens, and text_encoder\.max_length is 4"):
+        open_all(folder, max_length=4)
 
 
 def test_what_does_not_fit_is_named_before_a_clip_is_opened(folder, tmp_path):
@@ -285,14 +290,6 @@ def test_what_does_not_fit_is_named_before_a_clip_is_opened(folder, tmp_path):
     ):
         with pytest.raises(ConfigError, match=named):
             open_all(place, **settings)
-
-
-def test_captions_that_are_too_long_are_named_with_the_clips_that_are_short(folder):
-    with pytest.raises(DataError) as raised:
-        open_all(folder, frames=13, max_length=4, latent=(4, 4, 4))
-    assert "4 of 4 clips cannot be used" in str(raised.value) and "is short: it has 9 frames" in str(raised.value)
-    with pytest.raises(DataError, match=r"line 2 has a caption of 5 tokens, and text_encoder\.max_length is 4"):
-        open_all(folder, max_length=4)
 
 
 def test_texts_that_a_cache_does_not_keep_are_named():

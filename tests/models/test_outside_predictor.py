@@ -127,23 +127,20 @@ def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
         add_sampling_flags(parser)
 
 
-def test_latents_of_another_size_are_for_the_predictor_to_take(config):
+def test_predictor_takes_its_own_size_and_returns_what_it_says(config):
     own = config.predictor
     assert own.resized((1, 8, 8)) is own
     with pytest.raises(ConfigError, match=r"\(1, 4, 8\): predictor 'residual' takes only \(1, 8, 8\)"):
         own.resized((1, 4, 8))
+    found = "residual:Residual: returns (1, 1, 8, 8) for a sample, and its config says (1, 3, 8, 8)"
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        forward_pass(Narrow(side=8, classes=10, in_channels=1))
 
 
 class Narrow(predictor.ResidualConfig):
     """Its config says that the network returns something else than it does."""
 
     out_channels = 3
-
-
-def test_a_network_that_returns_another_shape_is_named_before_a_loss_spreads_it():
-    found = "residual:Residual: returns (1, 1, 8, 8) for a sample, and its config says (1, 3, 8, 8)"
-    with pytest.raises(ConfigError, match=re.escape(found)):
-        forward_pass(Narrow(side=8, classes=10, in_channels=1))
 
 
 @pytest.mark.parametrize(("body", "reason"), [

@@ -68,15 +68,15 @@ NETWORKS = {
     "from two images": {**IMAGE, "last_frame": True, "pos_embed_seq_len": 6},
     "times by token": {"in_channels": 4, "expand_timesteps": True, "patch_size": (1, 1, 3)},
 }
+CONFIGS = [dataclasses.replace(WAN, **settings) for settings in NETWORKS.values()]
 
 
 @pytest.mark.pytorch
-@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
-def test_wan_is_diffusers_transformer_at_any_sizes(framework, settings):
+@pytest.mark.parametrize("config", CONFIGS, ids=NETWORKS)
+def test_wan_is_diffusers_transformer_at_any_sizes(framework, config):
     import torch
     from diffusers import WanTransformer3DModel
 
-    config = dataclasses.replace(WAN, **settings)
     model, weights = with_random_weights(framework, "wan", wan=config)
     theirs = WanTransformer3DModel.from_config(adapter_of(config).to_diffusers(config))
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
@@ -114,9 +114,7 @@ def test_answers_depend_on_the_sample_alone_at_any_size(framework, kind):
         assert output(framework, model, np.ones(shape, np.float32)).shape == (2, 4, *shape[2:])
 
 
-@pytest.mark.parametrize(
-    "config", [CUSTOM, *(dataclasses.replace(WAN, **own) for own in NETWORKS.values())], ids=["custom_dit", *NETWORKS]
-)
+@pytest.mark.parametrize("config", [CUSTOM, *CONFIGS], ids=["custom_dit", *NETWORKS])
 def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_their_shapes(framework, config):
     from mindspeed_mm_dit.models.registry import network_of
 
@@ -127,13 +125,13 @@ def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_
 
 
 def test_parameters_begin_as_in_wan_s_own_code():
-    adapted_starter = initial_weights(parameters_of(WAN), 0)
-    assert not adapted_starter["proj_out.weight"].any() and (adapted_starter["blocks.1.attn2.norm_k.weight"] == 1).all()
-    assert (adapted_starter["blocks.0.norm2.weight"] == 1).all() and not adapted_starter["blocks.0.norm2.bias"].any()
-    assert adapted_starter["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
-    assert adapted_starter["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
-    assert abs(adapted_starter["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
-    assert abs(adapted_starter["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
+    starter = initial_weights(parameters_of(WAN), 0)
+    assert not starter["proj_out.weight"].any() and (starter["blocks.1.attn2.norm_k.weight"] == 1).all()
+    assert (starter["blocks.0.norm2.weight"] == 1).all() and not starter["blocks.0.norm2.bias"].any()
+    assert starter["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
+    assert starter["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert abs(starter["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
+    assert abs(starter["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
 
 
 def test_the_published_networks_have_their_published_number_of_parameters():

@@ -1,4 +1,4 @@
-"""Muon: its matrices, steps held to PyTorch's own (golden/data/README.md), and runs by it or an optimizer from outside."""
+"""Muon: its matrices, steps held to PyTorch's own (tests/golden/data/README.md), runs; an optimizer from outside."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the loop hands to the engine and to the log: rates, batches, counts, times, and why it ends, by signals too."""
+"""What the loop hands to engine and log: rates, batches, counts, times, and why it ends, by signals too."""
 
 import itertools
 import signal

@@ -66,16 +66,13 @@ def test_shift_above_one_moves_times_towards_noise():
     np.testing.assert_allclose(noisier, shifted(training_times(FlowMatchingConfig(), 0, INDICES), 3.0), rtol=1e-5)
 
 
-def test_a_chain_leaves_room_for_its_last_step():
+def test_chains_leave_room_for_their_last_step():
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig(), 4), [0, 0.25, 0.5, 0.75, 1])
     score = FlowMatchingConfig("linear", "score", sample_eps=0.2)
     np.testing.assert_allclose(sampling_times(score, 4), np.linspace(0.2, 0.8, 5), atol=1e-12)
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig(), 2, last_step=0.04), [0, 0.48, 0.96])
     np.testing.assert_allclose(sampling_times(FlowMatchingConfig("vp"), 1), [0, 0.999])
     assert (np.diff(np.diff(sampling_times(FlowMatchingConfig(shift=3.0), 10))) > 0).all()
-
-
-def test_a_short_chain_of_qwen_image_has_its_last_noise_level_too():
     config, shape = FlowMatchingConfig(sample_schedule="qwen_image"), (16, 128, 128)
     for steps, times in ((1, [0, 1]), (2, [0, 0.98, 1])):
         np.testing.assert_allclose(sampling_times(config, steps, shape), times, atol=1e-12)

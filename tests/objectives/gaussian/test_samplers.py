@@ -184,9 +184,8 @@ def test_agrees_with_diffusers_at_the_same_timesteps(prediction_type, schedule, 
         return torch.tanh(torch.einsum("oc,bchw->bohw", weights, x) + timestep / 1000)
 
     ours = sample(diffusion, predict, start, steps)[-1]
-    theirs = DPMSolverMultistepScheduler(
-        beta_start=1e-4, beta_end=0.02, beta_schedule=schedule, prediction_type=prediction_type
-    )
+    betas = {"beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": schedule}
+    theirs = DPMSolverMultistepScheduler(**betas, prediction_type=prediction_type)
     # Its own table is a float32 product, 5e-4 off in 1 - alpha-bar near the clean end of the cosine schedule.
     theirs.alphas_cumprod = torch.tensor(diffusion.schedule.alphas_cumprod)
     theirs.set_timesteps(timesteps=respaced_steps(1000, str(steps))[::-1].tolist())

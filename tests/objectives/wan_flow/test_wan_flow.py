@@ -218,9 +218,8 @@ def test_samplers_walk_the_chains_of_their_names(framework):
     for name, trajectory in (("euler", wan_flow.euler_trajectory), ("unipc", wan_flow.unipc_trajectory)):
         sampler = WAN_FLOW.samplers[name]
         wanted = [ops.numpy(x) for x in trajectory(built, model_fn, ops.tensor(START), 5)]
-        found = [
-            ops.numpy(x) for x in sampler.trajectory(built, model_fn, ops.tensor(START), None, 5, sampler.options())
-        ]
+        walked = sampler.trajectory(built, model_fn, ops.tensor(START), None, 5, sampler.options())
+        found = [ops.numpy(x) for x in walked]
         assert len(found) == 5
         np.testing.assert_array_equal(found, wanted)
         ends.append(found[-1])
