@@ -115,10 +115,18 @@ def test_heun_step_of_sde_is_its_second_order_series(framework, flow):
     np.testing.assert_allclose(stepped, (1 - 0.1 + 0.1**2 / 2) * START, rtol=1e-6)
 
 
-def test_impossible_diffusion_is_refused(flow):
-    for setting, value in (("norm", -1), ("last_step_size", 0.0), ("last_step_size", 1.0)):
-        with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')}"):
-            flow[1].DiffusionCoefficient(**{setting: value})
+def test_impossible_diffusion_and_tolerances_of_float32_are_refused(flow):
+    options = FLOW_MATCHING.samplers["dopri5"].options
+    options(rtol=1.0, atol=1e-7)
+    for made, setting, value in (
+        (flow[1].DiffusionCoefficient, "norm", -1),
+        (flow[1].DiffusionCoefficient, "last_step_size", 0.0),
+        (flow[1].DiffusionCoefficient, "last_step_size", 1.0),
+        (options, "rtol", 0.0),
+        (options, "atol", 2.0),
+    ):
+        with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} = "):
+            made(**{setting: value})
 
 
 def test_each_form_of_diffusion_has_its_published_values(flow):
@@ -273,10 +281,3 @@ def test_a_chain_is_shifted_by_the_size_of_its_latents(framework, name, steps, l
     list(sampler.trajectory(FLOW_MATCHING.build(config), model_fn, start, lambda step: start, steps, sampler.options()))
     even = np.linspace(0, 1, 5)[:steps]
     np.testing.assert_allclose(seen, last * even / (even + 3 * (1 - even)), rtol=1e-6)
-
-
-@pytest.mark.parametrize("given", [{"rtol": 0.0}, {"atol": 2.0}])
-def test_tolerances_that_float32_does_not_keep_are_refused(given):
-    with pytest.raises(ConfigError, match=f"--{next(iter(given))} = "):
-        FLOW_MATCHING.samplers["dopri5"].options(**given)
-    FLOW_MATCHING.samplers["dopri5"].options(rtol=1.0, atol=1e-7)

@@ -70,13 +70,12 @@ def test_an_unknown_sampler_is_named_with_the_nearest():
 class TestGuidance:
     labelled, unlabelled = torch.full((1, 8, 2, 2), 2.0), torch.full((1, 8, 2, 2), 1.0)
 
-    def test_scale_one_keeps_the_labelled_prediction(self):
-        assert torch.equal(Guidance(1.0).combine(self.labelled, self.unlabelled, 4), self.labelled)
-
-    @pytest.mark.parametrize(("channels", "guided"), [("3", 3), ("all", 4)])
-    def test_only_the_guided_channels_move(self, channels, guided):
-        out = Guidance(3.0, channels).combine(self.labelled, self.unlabelled, 4)
+    @pytest.mark.parametrize(("channels", "of", "guided"), [("3", 4, 3), ("all", 4, 4), ("3", 1, 1)])
+    def test_only_the_guided_channels_move_and_none_at_scale_one(self, channels, of, guided):
+        given = self.labelled[:, : 2 * of], self.unlabelled[:, : 2 * of]
+        out = Guidance(3.0, channels).combine(*given, of)
         assert (out[:, :guided] == 4.0).all() and (out[:, guided:] == 2.0).all()
+        assert torch.equal(Guidance(1.0).combine(*given, of), given[0])
 
     def test_network_is_asked_once_outside_the_interval(self):
         asked = []
@@ -138,10 +137,6 @@ class TestGuidance:
         for channels in ("2", 3, ["all"]):
             with pytest.raises(ConfigError, match="--cfg-channels = "):
                 Guidance(2.0, channels)
-
-    def test_a_model_of_one_channel_is_guided_on_that_one(self):
-        out = Guidance(3.0, "3").combine(self.labelled[:, :2], self.unlabelled[:, :2], 1)
-        assert (out[:, :1] == 4.0).all() and (out[:, 1:] == 2.0).all()
 
 
 def test_from_the_boundary_on_the_expert_of_high_noise_answers():
