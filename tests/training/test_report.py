@@ -71,6 +71,8 @@ def test_the_log_line_is_mindspeed_mms_to_the_letter():
 
 
 def test_estimate_is_said_at_once_and_each_minute_but_of_seconds(capsys, monkeypatch):
+    RunLog(prints=True, train_iters=800, iteration=0).record(replace(RECORD, ms_per_iteration=20))
+    assert "left" not in capsys.readouterr().out
     now = iter([0.0, 59.0, 61.0])
     monkeypatch.setattr("mindspeed_mm_dit.training.log.time.monotonic", lambda: next(now))
     log = RunLog(prints=True, train_iters=800, iteration=49)
@@ -80,8 +82,6 @@ def test_estimate_is_said_at_once_and_each_minute_but_of_seconds(capsys, monkeyp
     estimate = " about 0:01:15 left of 800 iterations"
     assert [number for number, line in enumerate(said) if line == estimate] == [1, 4]
     assert len(said) == 5 and said[2].split("]")[1] == format_line(RECORD, datetime.now()).split("]")[1]
-    RunLog(prints=True, train_iters=800, iteration=0).record(replace(RECORD, ms_per_iteration=20))
-    assert "left" not in capsys.readouterr().out
 
 
 PICTURE = np.full((8, 8, 3), 200, np.uint8)
