@@ -125,7 +125,7 @@ def autoencoders(folder: Path) -> list[Any]:
     if active() == "pytorch":  # diffusers writes, and reads, what runs there alone
         import diffusers
 
-        from tests.models.test_autoencoder_deterministic import DC, TINY
+        from tests.models.test_autoencoder_kl_wan import DC, TINY
 
         own = {"AutoencoderTiny": TINY, "AutoencoderDC": DC, "AutoencoderKLQwenImage": {"base_dim": 4}}
         for name, settings in own.items():

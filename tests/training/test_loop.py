@@ -112,9 +112,8 @@ def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(monkeypatch, run
 def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_it_is_not_finite(monkeypatch, run):
     weighed = []
     monkeypatch.setitem(FLAGS, "keep_best", True)
-    monkeypatch.setattr(
-        Progress, "keep_if_best", lambda self, loss, check: check() or weighed.append((self.iteration, loss)), False
-    )
+    weigh = lambda self, loss, check: check() or weighed.append((self.iteration, loss))  # noqa: E731
+    monkeypatch.setattr(Progress, "keep_if_best", weigh, False)
     run([1.0] * 5)
     assert weighed == [(4, 0.5)]
     with pytest.raises(ConvergenceError, match="iteration 4"):
