@@ -22,10 +22,8 @@ from tests.conftest import GOLDEN, ROOT
 from tests.data.test_sharded import write_tar
 from tests.photographs_fixtures import cut_photographs
 from tests.text_encoder_fixtures import write_bert, write_clip, write_t5
+from tests.tools.tables import refusals, table
 from tests.training.launch import Configs, run
-
-WORDS = "--text-encoder words"
-FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")
 
 
 @pytest.fixture
@@ -50,7 +48,8 @@ def dataset(folder="config"):
 def test_config_trains_and_samples_by_the_printed_commands(here, capsys):
     assert init("images", "--output", "config") == 0
     said = capsys.readouterr().out
-    assert sorted(path.name for path in (here / "config").iterdir()) == list(FILES)
+    files = ["data.json", "fsdp2.yaml", "model.json", "train.args"]
+    assert sorted(path.name for path in (here / "config").iterdir()) == files
     model = load_model_config(here / "config/model.json")
     assert (model.sample_size[-1], model.predictor.num_classes, model.ae.channels) == (32, 2, 3)
     param = load_data_config(here / "config/data.json").dataset_param
@@ -79,17 +78,20 @@ def test_names_that_are_not_utf_8_are_taken(here, capsys):
 
 def test_images_without_folders_are_one_class(here, capsys):
     assert init("images/china", "--output", "config") == 0
-    assert dataset(here / "config")["single_class"] is True
+    assert dataset(here / "config")["single_class"] is True and "--cfg-scale 1 " in capsys.readouterr().out
     model = load_model_config(here / "config/model.json")
     assert model.predictor.num_classes == 1 and model.predictor.class_dropout_prob == 0
-    assert "--cfg-scale 1 " in capsys.readouterr().out
+    assert init("images/china", "--output", "config", "--image-size", "16") == 2
+    assert "model.json" in capsys.readouterr().err  # which is replaced only when asked
+    assert init("images/china", "--output", "config", "--image-size", "16", "--overwrite") == 0
+    assert load_model_config(here / "config/model.json").sample_size[-1] == 16
 
 
 TABLES = [
     ("images/china/told.csv", "file_name;text", '{};"a temple, ünter"', "utf-8", "semicolons"),
     ("images/told.csv", "file_name\ttext", "{}\ta temple", "utf-8", "tabs"),
-    ("images/china/told.csv", "file_name;text", "{};ein café", "cp1252", "line 2: names the images, and is not UTF-8"),
-    ("images/told.csv", "file_name,text", "{},a temple", "utf-16", "line 1: names the images, and is not UTF-8"),
+    ("images/china/told.csv", "file_name;text", "{};ein café", "cp1252", "line 2"),
+    ("images/told.csv", "file_name,text", "{},a temple", "utf-16", "line 1"),
     ("images/china/told.csv", "Filename,Caption", "{},a temple", "utf-8-sig", "['Filename', 'Caption']"),
     ("images/told.csv", "file_name,blurb", "{},a temple", "utf-8", "file_name,caption"),
     ("images/china/told.csv", "file_name,width", "elsewhere/other.jpg,12", "utf-8", ""),
@@ -179,24 +181,24 @@ def test_captions_train_in_their_shapes_and_are_sampled(here, capsys):
     assert main([*shlex.split(words)[3:], "--steps", "1"]) == 0 and (here / "samples.png").is_file()
 
 
-@pytest.mark.parametrize(
-    ("layout", "flags", "expected"),
-    [
-        ("beside", WORDS, {"captions": ".txt"}),
-        ("csv", f"--captions de {WORDS}", {"captions": "de", "index": "metadata.csv"}),
-        ("lines", WORDS, {"captions": "caption", "index": "metadata.csv"}),
-        ("jsonl", WORDS, {"captions": "text", "index": "metadata.jsonl"}),
-        ("parquet", WORDS, {"captions": "texts", "dataset_type": "parquet"}),
-        ("tar", WORDS, {"captions": ".txt", "dataset_type": "webdataset"}),
-        ("json", WORDS, {"captions": ".json:caption", "dataset_type": "webdataset"}),
-        ("beside", "--captions none", {}),
-    ],
+@table(
+    "layout flags captions setting value",
+    """
+beside  | --text-encoder words               | .txt          |              |
+csv     | --captions de --text-encoder words | de            | index        | metadata.csv
+lines   | --text-encoder words               | caption       | index        | metadata.csv
+jsonl   | --text-encoder words               | text          | index        | metadata.jsonl
+parquet | --text-encoder words               | texts         | dataset_type | parquet
+tar     | --text-encoder words               | .txt          | dataset_type | webdataset
+json    | --text-encoder words               | .json:caption | dataset_type | webdataset
+beside  | --captions none                    |               |              |
+""",
 )
-def test_captions_are_found_in_every_layout(here, layout, flags, expected):
+def test_captions_are_found_in_every_layout(here, layout, flags, captions, setting, value):
     LAYOUTS[layout](here / "told")
     assert init("told", "--output", "config", *flags.split()) == 0
     found = dataset(here / "config")
-    assert {name: found.get(name) for name in expected} == expected and ("captions" in found) == bool(expected)
+    assert (found.get("captions", ""), found.get(setting, "")) == (captions, value)
 
 
 @pytest.mark.parametrize("kind", ["bert", "clip", "t5"])
@@ -247,8 +249,8 @@ def test_latents_are_encoded_once_on_a_cpu(here, capsys, images):
 def test_latents_are_encoded_online_with_an_accelerator(here, capsys, monkeypatch):
     activate("pytorch")
     monkeypatch.setattr("mindspeed_mm_dit.training.pytorch.launch.count_accelerators", lambda: 1)
-    monkeypatch.setattr("mindspeed_mm_dit.framework.pytorch.runtime.device_memory_bytes", lambda: 8 * 2**30)
-    monkeypatch.setattr("mindspeed_mm_dit.framework.pytorch.runtime.device_name", lambda: "an accelerator")
+    for name, value in (("device_memory_bytes", 8 * 2**30), ("device_name", "an accelerator")):
+        monkeypatch.setattr(f"mindspeed_mm_dit.framework.pytorch.runtime.{name}", lambda value=value: value)
     write_folder(here / "vae", SMALL, our_shapes(SMALL))
     assert init("images", "--output", "config", "--vae", "vae", "--image-size", "32") == 0
     said = capsys.readouterr().out
@@ -264,41 +266,30 @@ def test_damaged_images_are_named_and_left_out(here, capsys):
     assert dataset(here / "config")["skip_bad_images"] is True
 
 
-def test_config_files_are_replaced_only_when_asked(here, capsys):
-    assert init("images/china", "--output", "config") == 0
-    assert init("images/china", "--output", "config", "--image-size", "16") == 2
-    assert "model.json" in capsys.readouterr().err
-    assert init("images/china", "--output", "config", "--image-size", "16", "--overwrite") == 0
-    assert load_model_config(here / "config/model.json").sample_size[-1] == 16
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("image", "IMAGES = image"),
-        ("im\udce9ges", r"IMAGES = im\udce9ges: is not UTF-8"),
-        ("empty", "IMAGES = empty"),
-        ("notes.txt", "IMAGES = notes.txt"),
-        ("splits", "name splits/train"),
-        ("two", "a.csv, b.csv"),
-        ("misnamed", "labels.csv"),
-        ("windows", r"cat\1.png"),
-        ("nothing", "IMAGES = nothing"),
-        ("images --output images/c", "--output = images/c"),
-        ("''", "IMAGES = ''"),
-        ("images --output notes.txt", "--output = notes.txt"),
-        ("images --captions .txt", "--captions = .txt"),
-        ("images --text-encoder words", "--text-encoder = words"),
-        ("told --text-encoder network", "--text-encoder = network"),
-        ("images --image-size 33", "--image-size = 33"),
-        ("images --vae none", "--vae = none"),
-        ("images --vae empty", "--vae = empty"),
-        ("images --vae network", "--vae = network"),
-        ("images --vae wan", "--vae = wan"),
-        ("images --vae others", "decoder.conv_in.weight"),
-    ],
-)
-def test_images_and_flags_that_cannot_be_begun_with_are_refused(here, capsys, flags, message):
+@refusals("""
+image | IMAGES = image
+im\udce9ges | IMAGES = im\\udce9ges
+empty | IMAGES = empty
+notes.txt | IMAGES = notes.txt
+splits | splits/train
+two | a.csv, b.csv
+misnamed | labels.csv
+windows | cat\\1.png
+nothing | IMAGES = nothing
+images --output images/c
+'' | IMAGES = ''
+images --output notes.txt
+images --captions .txt
+images --text-encoder words
+told --text-encoder network
+images --image-size 33
+images --vae none
+images --vae empty
+images --vae network
+images --vae wan
+images --vae others | decoder.conv_in.weight
+""")
+def test_images_and_flags_that_cannot_be_begun_with_are_refused(here, capsys, flags, named):
     (here / "notes.txt").write_text("no image")
     LAYOUTS["beside"](here / "told")
     write_folder(here / "network", {"_class_name": "DiTTransformer2DModel"}, {"proj_out.weight": (2, 2)})
@@ -314,4 +305,4 @@ def test_images_and_flags_that_cannot_be_begun_with_are_refused(here, capsys, fl
     for name in "ab":
         (here / f"two/{name}.csv").write_text("image_path,label\n")
     assert init("--output", "c", *shlex.split(flags)) == 2
-    assert message in capsys.readouterr().err and not list(here.glob("c/*"))
+    assert named in capsys.readouterr().err and not list(here.glob("c/*"))
