@@ -18,26 +18,20 @@ from mindspeed_mm_dit.training.mindspore import launch as mindspore_launch
 from tests.conftest import ROOT
 
 
-def test_configs_of_the_examples_are_embedded():
+def test_configs_of_the_examples_are_embedded(tmp_path, monkeypatch):
     folders = {path.parent.name for path in (ROOT / "examples/dit").glob("*/model.json")}
     assert set(embedded_configs()) == {"digits", *folders}
     assert config_folder("digits") == ROOT / "examples/dit" and ENTRY_SCRIPT == ROOT / "pretrain_dit.py"
-
-
-def test_folder_comes_before_an_embedded_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)  # a folder comes before an embedded name
     Path("digits").mkdir()
     assert config_folder("digits") == ROOT / "examples/dit"
     Path("digits/train.args").touch()
     assert config_folder("digits") == Path("digits")
 
 
-def test_unknown_config_is_refused():
+def test_missing_config_files_are_named_together(tmp_path, capsys):
     with pytest.raises(ConfigError, match="'digits'"):
         config_folder("digts")
-
-
-def test_missing_config_files_are_named_together(tmp_path, capsys):
     with pytest.raises(ConfigError) as caught:
         config_folder(str(tmp_path))
     assert all(name in caught.value.reason for name in ("model.json", "data.json", "train.args"))
@@ -47,17 +41,15 @@ def test_missing_config_files_are_named_together(tmp_path, capsys):
 
 
 def test_python_m_is_mm_dit():
-    done = subprocess.run(
-        [sys.executable, "-m", "mindspeed_mm_dit", "--version"], cwd=ROOT, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "mindspeed_mm_dit", "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"mm-dit {mindspeed_mm_dit.__version__}\n")
 
 
 def test_dry_run_leaves_nothing_behind(tmp_path):
     command = [sys.executable, "-m", "mindspeed_mm_dit", "train", "digits", "--dry-run"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and "1,797 images" in done.stdout, done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -68,7 +60,7 @@ def test_msrun_is_that_of_the_interpreter(tmp_path, monkeypatch):
     launched = mindspore_launch._environment(Launch(1, 1, 0, "127.0.0.1", 1))
     assert shutil.which("python", path=launched["PATH"]) == f"{tmp_path}/python"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match="MindSpore is not installed"):
+    with pytest.raises(PlatformError, match="MindSpore"):
         mindspore_launch._check_msrun()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     mindspore_launch._check_msrun()
