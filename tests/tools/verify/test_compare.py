@@ -63,7 +63,6 @@ def test_equal_sides_pass_with_weights_of_a_checkpoint(tiny, tmp_path, forked):
     flags = training_flags(model, data, Path("none"), 1, 1234, 8, None)
     task = Task(("--ai-framework", "pytorch", *flags), f"{tmp_path}/fresh", steps=1, randomise_zeros=False)
     (from_the_seed,) = Side("pytorch", sys.executable, "fresh").take([task], tmp_path)
-
     words = f"--checkpoint {tmp_path}/other.safetensors --steps 1 --sample-steps 2 --batch-size 8"
     args = arguments(tiny, tmp_path / "r.html", *words.split())
     assert run_sides(args, tuple(Side("pytorch", sys.executable, name) for name in "ab")) == 0
