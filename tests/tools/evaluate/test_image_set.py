@@ -98,7 +98,7 @@ def test_folder_is_read_in_the_order_of_names(tmp_path):
     assert sha256_of(tmp_path) != before
 
 
-def test_classes_of_a_folder_are_those_of_training(tmp_path):
+def test_classes_and_sizes_of_a_folder_are_those_of_training(tmp_path):
     names = ("A\u0308pfel", "pears", ".ipynb_checkpoints", "__MACOSX/pears")  # the first as macOS writes it
     for folder in (*names, "."):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
@@ -107,6 +107,13 @@ def test_classes_of_a_folder_are_those_of_training(tmp_path):
     assert images.classes == ("pears", "\u00c4pfel") and images.count == 2
     whole = open_image_set("--reference", tmp_path, by_class=False)
     assert (whole.count, whole.labels, whole.classes, whole.left_out) == (3, None, (), 2)
+    (tmp_path / "sizes").mkdir()
+    for size, name in ((6, "a.png"), (12, "b.png"), (6, "c.jpg")):
+        Image.new("RGB", (size, size)).save(tmp_path / "sizes" / name)
+    with pytest.raises(DataError, match="--image-size"):
+        open_image_set("--reference", tmp_path / "sizes")
+    images = open_image_set("--reference", tmp_path / "sizes", 6)
+    assert (images.count, images.resized, images.jpegs, images.shape) == (3, 1, 1, (6, 6, 3))
 
 
 def test_folders_that_cannot_be_scored_are_refused(tmp_path):
@@ -125,15 +132,6 @@ def test_folders_that_cannot_be_scored_are_refused(tmp_path):
         (tmp_path / f"{name}.png").write_bytes(content)
     with pytest.raises(DataError, match=r"b\.png.*2 of 3 images"):
         open_image_set("--reference", tmp_path)
-
-
-def test_images_of_several_sizes_need_a_size(tmp_path):
-    for size, name in ((6, "a.png"), (12, "b.png"), (6, "c.jpg")):
-        Image.new("RGB", (size, size)).save(tmp_path / name)
-    with pytest.raises(DataError, match="--image-size"):
-        open_image_set("--reference", tmp_path)
-    images = open_image_set("--reference", tmp_path, 6)
-    assert (images.count, images.resized, images.jpegs, images.shape) == (3, 1, 1, (6, 6, 3))
 
 
 def test_grey_images_against_coloured_ones_are_a_caution(tmp_path):

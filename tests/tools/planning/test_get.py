@@ -39,12 +39,9 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self):
-        self.answer(head=True)
+        self.do_GET(head=True)
 
-    def do_GET(self):
-        self.answer(head=False)
-
-    def answer(self, head):
+    def do_GET(self, head=False):
         path = re.sub(rf"^/(api/models/)?{REPO}(/resolve/{COMMIT})?/?", "", self.path.partition("?")[0])
         ill = self.ills.get(path, [])
         if not self.path.startswith((f"/{REPO}/", f"/api/models/{REPO}", "/plain-")) or 404 in ill:
@@ -72,12 +69,12 @@ class Hub(BaseHTTPRequestHandler):
         self.send(206 if start else 200, content[start:], headers, head, breaks)
 
     def listing(self):
-        def stated(name, content):
+        siblings = []
+        for name, body in FILES.items():
+            stated = {"blobId": hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()}
             if name.endswith((".safetensors", ".bin")):
-                return {"lfs": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}}
-            return {"blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
-
-        siblings = [{"rfilename": name, "size": len(body), **stated(name, body)} for name, body in FILES.items()]
+                stated = {"lfs": {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 1}}
+            siblings.append({"rfilename": name, "size": len(body), **stated})
         return {"id": REPO, "sha": COMMIT, "siblings": siblings, "cardData": {"license": "cc-by-nc-4.0"}}
 
     def send(self, status, content, headers, head, breaks=False):
@@ -102,13 +99,11 @@ def hub(tmp_path, monkeypatch):
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    digest = hashlib.sha256(b"all alone").hexdigest()[:8]
-    for name, record in {
-        "net": PublishedWeights("a net", {"huggingface": REPO}),
-        "alone": PublishedWeights("a file", {"address": f"{address}/plain-{digest}.pth"}),
-        "both": PublishedWeights("both", {"huggingface": REPO}, ("config.json",), ("alone",)),
-    }.items():
-        monkeypatch.setitem(PUBLISHED, name, record)
+    alone = {"address": f"{address}/plain-{hashlib.sha256(b'all alone').hexdigest()[:8]}.pth"}
+    monkeypatch.setitem(PUBLISHED, "net", PublishedWeights("a net", {"huggingface": REPO}))
+    monkeypatch.setitem(PUBLISHED, "alone", PublishedWeights("a file", alone))
+    both = PublishedWeights("both", {"huggingface": REPO}, ("config.json",), ("alone",))
+    monkeypatch.setitem(PUBLISHED, "both", both)
     yield Hub
     server.shutdown()
     server.server_close()
@@ -140,10 +135,7 @@ def test_download_that_broke_off_goes_on(hub, tmp_path):
     sizes = [int(re.search(r"\d+", one)[0]) for one in hub.ranges]
     assert 0 < sizes[0] < sizes[1] < len(FILES["vae/weights.safetensors"])
     assert (tmp_path / "weights/net/vae/weights.safetensors").read_bytes() == FILES["vae/weights.safetensors"]
-
-
-def test_files_of_other_names_come_along_by_their_digest(hub, tmp_path):
-    assert main(["get", "both", "--output", "elsewhere"]) == 0
+    assert main(["get", "both", "--output", "elsewhere"]) == 0  # a file of another name comes along by its digest
     [alone] = (tmp_path / "elsewhere").glob("plain-*.pth")
     assert there(tmp_path / "elsewhere") == ["net/config.json", alone.name] and alone.read_bytes() == b"all alone"
 
@@ -197,17 +189,14 @@ def with_file(**stated):
     return lambda listing: listing["siblings"][1].update(stated) or listing
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        *(with_file(size=size) for size in ("2048000", -1, True, None, 10**400)),
-        *(with_file(rfilename=path) for path in ("../x", "/x", "a//x", "", 5, "a\0x", "a\x1b[2J", "a\nb", "\ud800")),
-        *(with_file(lfs=lfs) for lfs in (5, [5], {"sha256": "a"}, {"sha256": "z" * 64}, {"sha256": 5}, {"size": 1})),
-        *(lambda listing, value=value: {**listing, "siblings": value} for value in (5, None, "x", [5], [{}])),
-        *(lambda listing, value=value: value for value in (5, [], b"{", b"\xff", b"[" * 100_000, bytes(2**17))),
-        lambda listing: {**listing, "sha": 5},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("edit", [
+    *(with_file(size=size) for size in ("2048000", -1, True, None, 10**400)),
+    *(with_file(rfilename=path) for path in ("../x", "/x", "a//x", "", 5, "a\0x", "a\x1b[2J", "a\nb", "\ud800")),
+    *(with_file(lfs=lfs) for lfs in (5, [5], {"sha256": "a"}, {"sha256": "z" * 64}, {"sha256": 5}, {"size": 1})),
+    *(lambda listing, value=value: {**listing, "siblings": value} for value in (5, None, "x", [5], [{}])),
+    *(lambda listing, value=value: value for value in (5, [], b"{", b"\xff", b"[" * 100_000, bytes(2**17))),
+    lambda listing: {**listing, "sha": 5},
+])  # fmt: skip
 def test_impossible_listings_are_refused_before_a_download(hub, tmp_path, monkeypatch, capsys, edit):
     monkeypatch.setattr("mindspeed_mm_dit.tools.planning.hubs.MAX_LISTING_BYTES", 2**17 - 1)
     hub.edit = staticmethod(edit)

@@ -214,17 +214,15 @@ def test_narrowed_model_has_the_parameters_of_the_whole(tmp_path):
     assert open_config(ROOT / "examples/dit", tmp_path, None, False, 1).about["model"].startswith("whole: 1,275,920")
 
 
-@pytest.mark.extended
-@pytest.mark.ranks
-def test_right_layouts_of_random_architectures_pass(digits_folder, tmp_path):
-    assert called_wrong(range(3), tmp_path, digits_folder) == {}
+SEVENTY = [("single", range(n, n + 10)) for n in range(0, 50, 10)] + [("joint", range(10)), ("joint", range(10, 20))]
+SEVENTY = [pytest.param(*row, marks=pytest.mark.campaign) for row in SEVENTY]
 
 
-@pytest.mark.campaign
 @pytest.mark.ranks
-@pytest.mark.parametrize(("kinds", "first"), [("single", n) for n in range(0, 50, 10)] + [("joint", 0), ("joint", 10)])
-def test_right_layouts_of_seventy_random_architectures_pass(kinds, first, digits_folder, tmp_path):
-    assert called_wrong(range(first, first + 10), tmp_path, digits_folder, write_clips(tmp_path), kinds) == {}
+@pytest.mark.parametrize(("kinds", "seeds"), [pytest.param("single", range(3), marks=pytest.mark.extended), *SEVENTY])
+def test_right_layouts_of_random_architectures_pass(kinds, seeds, digits_folder, tmp_path):
+    clips = write_clips(tmp_path) if len(seeds) > 3 else None
+    assert called_wrong(seeds, tmp_path, digits_folder, clips, kinds) == {}
 
 
 def test_crash_of_a_layout_stops_no_other(digits, tmp_path, monkeypatch):
