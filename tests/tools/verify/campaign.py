@@ -48,9 +48,7 @@ def truths_here(config, layouts, watched=False) -> dict:
     return references_from(asked, {task.output: StepResult.read(task) for task in tasks})
 
 
-def called_wrong(
-    seeds: Iterable[int], place: Path, digits: Path, clips: Path | None = None, kinds: str = "single"
-) -> dict:
+def called_wrong(seeds: Iterable[int], place: Path, digits: Path, clips=None, kinds="single") -> dict:
     """Prove random architectures in a layout of one, two and four ranks; return what is past its bound, by both."""
     asked = []
     for seed in seeds:

@@ -105,14 +105,9 @@ def test_bounds_of_clipped_gradients_are_as_sharp(framework, right, tmp_path):
     assert {name.partition("/")[0] for name in clipped} >= {"output", "gradient norm", "gradient", "step"}
 
 
-@contextlib.contextmanager
-def unwatched(*given):
-    yield SimpleNamespace(step=lambda loss: None)
-
-
 def test_trace_changes_no_number_of_the_run(framework, tmp_path):
-    after = []
-    for record_trace in (unwatched, lambda *given: dit.record_trace(*given[:2], tmp_path / "w")):
+    after, unwatched = [], contextlib.nullcontext(SimpleNamespace(step=lambda loss: None))
+    for record_trace in (lambda *given: unwatched, lambda *given: dit.record_trace(*given[:2], tmp_path / "w")):
         made = network(framework, depth=1)
         train(framework, made, Loop(), record_trace)
         room = functions_for(made)
@@ -150,15 +145,15 @@ def recorded_odd(place, told=of_mean, factor=1.0, closure=False):
     made, asked = odd()
     made.b.register_forward_hook(lambda module, given, output: output * factor)
     optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+
+    def losses():
+        optimizer.zero_grad()
+        each = made(*asked).square().mean((1, 2))
+        each.mean().backward()
+        return each
+
     with dit.record_trace(made, optimizer, place) as w:
         for _ in range(2):
-
-            def losses():
-                optimizer.zero_grad()
-                each = made(*asked).square().mean((1, 2))
-                each.mean().backward()
-                return each
-
             w.step(told(optimizer.step(losses) if closure else (losses(), optimizer.step())[0]))
     return place
 
