@@ -8,7 +8,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from mindspeed_mm_dit.integrations.formats.diffusers_dit import from_diffusers, to_diffusers
 from safetensors.numpy import load_file, save_file
 
 from mindspeed_mm_dit import registry
@@ -24,7 +23,7 @@ from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_f
 from mindspeed_mm_dit.integrations.formats.config_json import infer_vae_config, vae_shapes
 from mindspeed_mm_dit.integrations.formats.convert import convert
 from mindspeed_mm_dit.integrations.formats.convert import write as write_for_others
-from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_shapes
+from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_shapes, from_diffusers, to_diffusers
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import adapter_of

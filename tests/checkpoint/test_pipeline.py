@@ -10,7 +10,7 @@ from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
-from mindspeed_mm_dit.integrations.formats import diffusers_dit
+from mindspeed_mm_dit.integrations.formats import diffusers_folder
 from mindspeed_mm_dit.integrations.formats.convert import PIPELINE_CAVEAT, convert
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -60,17 +60,17 @@ def source(model, tmp_path):
 
 def test_layer_answers_alike_at_the_timesteps_of_its_chain():
     weight = np.random.default_rng(1).standard_normal((16, 256))
-    visited, every = diffusers_dit.ddim_timesteps(1000), np.arange(1000)
+    visited, every = diffusers_folder.ddim_timesteps(1000), np.arange(1000)
     assert visited[:3].tolist() == [0, 20, 40] and len(visited) == 50
-    weights = {diffusers_dit.LAYER: weight, diffusers_dit.TABLE: np.zeros((3, 2))}
-    changes = diffusers_dit.Changes(tuple(visited.tolist()), 2)
-    changed = diffusers_dit.convert_for_pipeline(weights, changes)[diffusers_dit.LAYER]
-    ours, theirs = timestep_frequencies(256), diffusers_dit.diffusers_frequencies()
-    wanted = diffusers_dit.sinusoids(every, ours) @ weight.T
-    found, as_it_is = (diffusers_dit.sinusoids(every, theirs) @ own.T for own in (changed, weight))
+    weights = {diffusers_folder.LAYER: weight, diffusers_folder.TABLE: np.zeros((3, 2))}
+    changes = diffusers_folder.Changes(tuple(visited.tolist()), 2)
+    changed = diffusers_folder.convert_for_pipeline(weights, changes)[diffusers_folder.LAYER]
+    ours, theirs = timestep_frequencies(256), diffusers_folder.diffusers_frequencies()
+    wanted = diffusers_folder.sinusoids(every, ours) @ weight.T
+    found, as_it_is = (diffusers_folder.sinusoids(every, theirs) @ own.T for own in (changed, weight))
     np.testing.assert_allclose(found[visited], wanted[visited], atol=1e-10)
     assert np.linalg.norm(found - wanted) < np.linalg.norm(as_it_is - wanted)
-    back = np.linalg.solve(diffusers_dit.conversion_matrix(visited), changed.T).T
+    back = np.linalg.solve(diffusers_folder.conversion_matrix(visited), changed.T).T
     np.testing.assert_allclose(back, weight, atol=1e-10)
 
 
@@ -145,7 +145,7 @@ def test_it_is_read_back_to_rounding(source, model, tmp_path):
     for folder in (tmp_path / "pipeline", tmp_path / "pipeline" / "transformer"):
         back = FORMATS[format_of_source(folder)].read(folder).weights
         for name, array in weights_of(model).items():
-            if name == diffusers_dit.LAYER:
+            if name == diffusers_folder.LAYER:
                 np.testing.assert_allclose(back[name], array, atol=1e-6)
             else:
                 np.testing.assert_array_equal(back[name], array)
@@ -181,4 +181,6 @@ def test_pipeline_needs_model_json_network_and_autoencoder(model, tmp_path):
         (model["ae"]["from_pretrained"], None, ConfigError, "SOURCE.*autoencoder"),
     ):
         pytest.raises(kind, convert, source, tmp_path / "other", "pipeline", description=description).match(words)
-    pytest.raises(ConfigError, diffusers_dit.conversion_matrix, diffusers_dit.ddim_timesteps(100)).match("too alike")
+    pytest.raises(ConfigError, diffusers_folder.conversion_matrix, diffusers_folder.ddim_timesteps(100)).match(
+        "too alike"
+    )
