@@ -20,8 +20,8 @@ SHOWN = r"cat\x1b[2J\x1b]0;owned\x07\r\x9b1m\u202etac\udce9"
 def test_a_name_with_codes_of_a_terminal_is_shown_in_lines_errors_and_pages(tmp_path, capsys):
     echo(f"1 class: {ODD}\n\tall of it")
     assert capsys.readouterr().out == f"1 class: {SHOWN}\n\tall of it\n"
-    error = ConfigError(ODD, ODD, ODD).formatted
-    assert error.count(SHOWN) == 3 and plain(error) == error
+    error = ConfigError(f"{ODD} is {ODD}.").formatted
+    assert error.count(SHOWN) == 2 and plain(error) == error
     groups = {f"<b>{ODD}": [(1, b"")]}
     pages.write(tmp_path / "page.html", "gallery.html", title="", groups=groups, width=8, seed=0, settings={ODD: ODD})
     text = (tmp_path / "page.html").read_text(encoding="utf-8")

@@ -106,10 +106,10 @@ def test_missing_config_files_are_named_together(tmp_path, capsys):
         config_folder("digts")
     with pytest.raises(ConfigError) as caught:
         config_folder(str(tmp_path))
-    assert all(name in caught.value.reason for name in ("model.json", "data.json", "train.args"))
+    assert all(name in str(caught.value) for name in ("model.json", "data.json", "train.args"))
     (tmp_path / "train.args").write_text("--use-torch-fsdp2 --mm-model other.json")
     assert main(["train", str(tmp_path)]) == 2
-    assert "lacks data.json, fsdp2.yaml\n" in capsys.readouterr().err
+    assert "lacks data.json, fsdp2.yaml" in capsys.readouterr().err
 
 
 def test_python_m_is_mm_dit():

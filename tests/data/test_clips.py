@@ -136,7 +136,7 @@ def test_unusable_clips_are_refused_with_their_lines_or_left_out(tmp_path):
         ({"path": "damaged.mp4", "cap": "a"}, "damaged.mp4 holds no video"),
         (good | {"resolution": {"height": 480, "width": 832}}, "480 x 832"),
         ({"path": "good.mp4"}, "has no caption"),
-        ({"path": "gone.mp4", "cap": "a"}, "gone.mp4 is listed but missing"),
+        ({"path": "gone.mp4", "cap": "a"}, "gone.mp4 does not exist"),
         ({"path": "empty.mp4", "cap": "a"}, "empty.mp4 is empty"),
         (good | {"num_frames": 81}, "has 12 frames, and the annotation says 81"),
         (good | {"fps": 30}, "has 8 frames a second, and the annotation says 30"),

@@ -103,7 +103,7 @@ def test_single_class_holds_every_image_below_the_folder(folder, tmp_path_factor
 def test_bad_images_can_be_skipped_and_are_counted(folder):
     write_index(folder, [("cat/0.png", 0), ("cat/9.png", 0), ("dog/1.png", 1)])
     index = open_rows(param(folder, index="labels.csv", skip_bad_images=True), 2)
-    problems = (f"{folder}/cat/9.png is listed but missing",)
+    problems = (f"{folder}/cat/9.png does not exist",)
     assert (len(index), index.skipped, index.problems) == (2, 1, problems)
 
 

@@ -65,7 +65,7 @@ def test_batches_of_processes_equal_those_of_threads(workers, processes):
 
 
 @pytest.mark.parametrize(("error", "kind", "text"), [
-    (DataError("x.png", "cannot be read", "remove it"), DataError, "x.png"),
+    (DataError("x.png cannot be read. Remove it."), DataError, "x.png"),
     (UnusableFile("is empty"), UnusableFile, "is empty"),
     (type("Panic", (BaseException,), {})("of a tokenizer"), RuntimeError, "Panic: of a tokenizer"),
     (type("Local", (Exception,), {})("of a kind that no other process knows"), RuntimeError, "Local: of a kind"),

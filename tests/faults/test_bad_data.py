@@ -44,7 +44,6 @@ def problem(folder: Path, num_classes: int = 3, **param) -> DataError:
     with pytest.raises((ConfigError, DataError)) as caught:
         open_rows(DatasetParam(**{"data_folder": str(folder), "image_size": 8, **param}), num_classes)
     assert content_of(folder.parent) == before, "something was written"
-    assert caught.value.cure
     return caught.value
 
 
@@ -189,7 +188,7 @@ def test_a_folder_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
     if change is not None:
         change(folder)
     error = problem(folder, **{key: value.format(folder) for key, value in param.items()})
-    assert message in str(error) and cure in error.cure
+    assert message in str(error) and cure in str(error)
 
 
 def test_a_folder_that_may_not_be_read_is_named_and_not_taken_for_an_empty_class(folder, monkeypatch):

@@ -133,9 +133,8 @@ def test_a_path_that_is_no_folder_of_a_model_is_named(kind, path, tmp_path):
     config = known.config(from_pretrained=path if "/" in path else str(tmp_path / path))
     opens = [known.open_tokenizer] if kind in TEXT_ENCODERS else []
     for check in (known.check_files, getattr(known.config, "states_width", known.check_files), *opens):
-        with pytest.raises(CheckpointError, match=rf"from_pretrained = .*{path}") as error:
+        with pytest.raises(CheckpointError, match=rf"from_pretrained = .*{path}"):
             check(config)
-        assert error.value.cure
 
 
 @pytest.mark.parametrize("kind", ["t5", "umt5"])

@@ -168,7 +168,7 @@ def test_a_lost_step_is_named_by_its_own_loss(run):
     nan, inf = float("nan"), float("inf")
     with pytest.raises(ConvergenceError, match=r"iteration 3: loss = inf, grad norm = 30\.0") as caught:
         run(Recorder(losses=[nan, nan, inf, 1.0, 1.0]), log_interval=3)
-    assert caught.value.cure.endswith("or without --bf16")  # (nothing is saved that could be replayed)
+    assert "replay" not in str(caught.value)  # (nothing is saved that could be replayed)
 
 
 @pytest.mark.parametrize("style", ["constant", "linear", "cosine", "inverse-square-root"])

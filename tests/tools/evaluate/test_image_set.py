@@ -125,7 +125,7 @@ def test_folders_that_cannot_be_scored_are_refused(tmp_path):
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
     images = open_image_set("--samples", tmp_path)
     (tmp_path / "a.png").unlink()
-    with pytest.raises(DataError, match=r"a.png: is listed but missing"):
+    with pytest.raises(DataError, match=r"a.png: does not exist"):
         next(iter(images.batches(1)))
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
     for name, content in (("b", b""), ("c", b"no image")):

@@ -19,7 +19,7 @@ from tests.clips_fixtures import clip_configs
 from tests.tools.verify.forked_tasks import run_tasks
 from tests.training.launch import Configs
 
-PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore", "is not asked for")}
+PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore is not asked for.")}
 ARGS = "--lr 1e-3 --weight-decay 0.01 --num-workers 0 --train-iters 10 --global-batch-size 16\n"
 SINGLE, JOINT = ("dit", "dit", "dit", "custom_dit", "wan"), ("flux", "sd3", "qwen_image", "z_image", "flux2")
 """Of every five architectures: without and with joint attention of image and text."""
