@@ -68,7 +68,7 @@ class PackedWeight(nn.Module):
             self.register_buffer(name, part.reshape(-1).view(torch.uint8), persistent=False)
 
     def shard_with(self, dtype: torch.dtype | None) -> None:
-        """Let FSDP2 shard and gather the bytes, if they were not taken, beside parameters that it casts to ``dtype``."""
+        """Let FSDP2 shard and gather the bytes, unless they were taken, beside parameters cast to ``dtype``."""
         self.dtype = dtype or torch.float32
         for name in list(self._buffers):
             self.register_parameter(name, nn.Parameter(self._buffers.pop(name), requires_grad=False))
