@@ -33,6 +33,7 @@ DEVICE_TESTS := --deselect tests/training/test_lora_run.py::test_cat_dog_fine_tu
   tests/device tests/test_cross_product.py tests/sampling \
   tests/training/test_run.py tests/tools/verify/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
   tests/training/test_power_ema_run.py tests/training/test_same_numbers.py tests/training/test_repa_run.py \
+  tests/training/test_low_bit_run.py \
   tests/training/test_text_to_image_run.py \
   tests/cli/test_sample.py tests/tools/evaluate/test_evaluate.py tests/test_api.py \
   tests/tools/visualize/test_app.py::test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way \

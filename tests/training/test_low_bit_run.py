@@ -2,20 +2,25 @@
 
 import pytest
 
-from tests.training.test_lora_run import FLAGS, LORA, base  # noqa: F401
+from tests.training.launch import Configs
+from tests.training.test_lora_run import FLAGS, LORA
 
 pytestmark = pytest.mark.ranks
 RECOMPUTED = "recompute_modules: ['predictor.blocks.{*}']\nuse_reentrant: false\nsharding_size: auto\n"
 
 
 @pytest.fixture(scope="module")
-def losses(tiny, base):  # noqa: F811
-    """Return the losses of four steps with these flags and lines of fsdp2.yaml."""
+def losses(tmp_path_factory, few_digits):
+    """Return the outcome of four steps of a network of five blocks, with these flags and lines of fsdp2.yaml."""
+    folder = tmp_path_factory.mktemp("low_bit")
+    configs = Configs.create(folder, few_digits, hidden_size=32, num_layers=5, num_heads=2)
+    first = configs.run(FLAGS + f"--train-iters 2 --save {folder}/base")
+    assert first.code == 0, first.output
 
     def run(flags, fsdp2=RECOMPUTED):
-        (tiny.folder / "fsdp2.yaml").write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + fsdp2)
-        sharded = f"--use-torch-fsdp2 --fsdp2-config-path {tiny.folder}/fsdp2.yaml " if fsdp2 else ""
-        return tiny.run(f"{FLAGS}{LORA}--init-from {base} --train-iters 4 {sharded}{flags}")
+        (folder / "fsdp2.yaml").write_text("sub_modules_to_wrap:\n  - predictor.blocks.{*}\n" + fsdp2)
+        sharded = f"--use-torch-fsdp2 --fsdp2-config-path {folder}/fsdp2.yaml " if fsdp2 else ""
+        return configs.run(f"{FLAGS}{LORA}--init-from {folder}/base --train-iters 4 {sharded}{flags}")
 
     return run
 
@@ -23,14 +28,14 @@ def losses(tiny, base):  # noqa: F811
 def test_blocks_that_wait_in_memory_change_no_number(losses):
     on_device = losses("--base-dtype nf4")
     assert on_device.code == 0, on_device.output
-    for count in (1, 2):
+    for count in (1, 5):
         waiting = losses(f"--base-dtype nf4 --offload-blocks {count}")
         assert waiting.losses == on_device.losses, waiting.output
     assert losses("").losses != on_device.losses
 
 
 @pytest.mark.parametrize(("flags", "fsdp2", "fragment"), [
-    ("--base-dtype nf4 --offload-blocks 3", RECOMPUTED, "--offload-blocks = 3 is more than the 2 blocks"),
+    ("--base-dtype nf4 --offload-blocks 6", RECOMPUTED, "--offload-blocks = 6 is more than the 5 blocks"),
     ("--offload-blocks 1", RECOMPUTED, "--base-dtype"),
     ("--base-dtype nf4 --offload-blocks 1", "", "recompute_modules"),
     ("--base-dtype nf4 --offload-blocks 1", RECOMPUTED + "offload_to_cpu: true\n", "offload_to_cpu"),
