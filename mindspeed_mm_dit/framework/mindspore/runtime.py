@@ -201,6 +201,18 @@ def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def without_weights() -> NoReturn:
+    raise _no_low_bit_weights()
+
+
+def pack_weights(network: Any, formats: Mapping[str, str]) -> NoReturn:
+    raise _no_low_bit_weights()
+
+
+def _no_low_bit_weights() -> PlatformError:
+    return PlatformError("--base-dtype is not offered on MindSpore. Leave it out, or use --ai-framework pytorch.")
+
+
 def cast_products_to_bf16(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     """Refuse --bf16, as ``low_precision`` does."""
     low_precision(True)
