@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import mindspore
 import numpy as np
