@@ -77,10 +77,11 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def native_optimizer(rule: Rule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
-    """Return PyTorch's own optimizer for ``rule`` over ``groups``."""
+    """Return PyTorch's own optimizer for ``rule`` over ``groups``, or that of the class which is the rule."""
     assert rule.pytorch is not None
-    name, settings = rule.pytorch(config)
-    return uncompiled(getattr(torch.optim, name))(groups, lr=0.0, **settings)
+    kind, settings = rule.pytorch(config)
+    made = uncompiled(getattr(torch.optim, kind)) if isinstance(kind, str) else kind
+    return made(groups, **{"lr": 0.0, **settings})
 
 
 def gradients(module: nn.Module, losses: Callable[[], Tensor]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

@@ -57,6 +57,7 @@ class Engine(TrainedState, contract.Engine):
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         count = runtime.num_microbatches()
+        self.optimizer.train()
         reported = []
         for number in range(count):
             with self._gradient_sync(is_last=number == count - 1):

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.framework.pytorch import optimizer_state
 from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, native_optimizer, split_by_kind
 from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer, Parameter, Rule
 from mindspeed_mm_dit.training.contract import RunState
@@ -42,6 +43,7 @@ class Stepper:
         weight_decay: float,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
+        self._is_class, self._steps = chosen.is_class, 0
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._rules = {name: chosen.rule_of(declared[name]) for name in self._trained}
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -62,6 +64,11 @@ class Stepper:
             self._scales.append(scale)
             self._owners |= dict.fromkeys(names, optimizer)
 
+    def train(self) -> None:
+        """Set the weights to those at which gradients are taken; between steps they are those to use."""
+        for optimizer in self.optimizers if self._is_class else ():
+            optimizer_state.set_mode(optimizer, "train")
+
     def step(self, lr: float) -> None:
         """Step by the present gradients, and drop them."""
         for optimizer, scale in zip(self.optimizers, self._scales):
@@ -69,12 +76,21 @@ class Stepper:
                 group["lr"] = lr * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            if self._is_class:
+                optimizer_state.set_mode(optimizer, "eval")
+        self._steps += 1
+        if self._is_class and self._steps == 1:
+            self.state()  # (raises now, not at the first save, if it could not be saved)
 
-    def state(self) -> dict[str, dict[str, Tensor]]:
+    def state(self) -> dict[str, dict[str, Any]]:
         """Return the state of each parameter, by the names of the checkpoint; the tensors are the live ones.
 
-        State that an optimizer would only create in its first step is created now, as zeros, to be loaded into.
+        State that an optimizer would only create in its first step is created now, as zeros, to be loaded into; that
+        of a class only by :meth:`prepare`.
         """
+        if self._is_class:
+            kept = {name: optimizer_state.packed(self._owners[name], p, name) for name, p in self._trained.items()}
+            return {name: state for name, state in kept.items() if state}
         states = {}
         for name, p in self._trained.items():
             state = self._owners[name].state
@@ -82,6 +98,23 @@ class Stepper:
                 state[p] = zero_state(p, self._rules[name])
             states[name] = state[p]
         return states
+
+    def prepare(self, stored: Mapping[str, tuple[int, ...]]) -> None:
+        """Let a class create its state in the ``stored`` shapes, to load into. It takes a step: load the weights after.
+
+        ``stored``: shapes of the tensors in the checkpoint, by name.
+        """
+        for optimizer in self.optimizers if self._is_class else ():
+            optimizer_state.take_a_step(optimizer)
+        for name, p in self._trained.items() if self._is_class else ():
+            start = f"optimizer.state.{name}."
+            own = {key[len(start) :]: shape for key, shape in stored.items() if key.startswith(start)}
+            optimizer_state.fit(self._owners[name], p, name, own)
+
+    def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what no tensor holds from ``states``, a result of :meth:`state` that has been loaded into."""
+        for name, state in states.items() if self._is_class else ():
+            optimizer_state.unpack(self._owners[name], self._trained[name], dict(state))
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -246,16 +279,20 @@ class TrainedState(RunState):
             "model": weights,
             **{tree: {**weights, **moved} for tree, moved in averages.items()},  # a frozen weight equals its EMA
         }
-        if with_optimizer:
-            state["optimizer"] = {"state": self.optimizer.state()}
+        if with_optimizer and (moments := self.optimizer.state()):
+            state["optimizer"] = {"state": moments}
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
         checkpoints.check_architecture(path, {name: tuple(p.shape) for name, p in self._saved()})
+        if with_optimizer:
+            self.optimizer.prepare(checkpoints.shapes(path))
         state, has_power_ema = self.state(with_optimizer), power_ema.STDS in read_facts(path)
         if not has_power_ema:
             state = {tree: tensors for tree, tensors in state.items() if tree not in self.power_ema.state()}
         checkpoints.read(state, path)
+        if with_optimizer:
+            self.optimizer.restore(state["optimizer"]["state"])
         if not has_power_ema:
             self.power_ema.begin()
 
