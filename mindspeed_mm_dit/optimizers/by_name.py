@@ -73,7 +73,7 @@ def by_name(location: str) -> Optimizer:
 
 
 def _rule_of(config: ClassConfig, parameter: Parameter) -> Rule:
-    return _RULE
+    return RULE
 
 
 def _no_change(*_: Any) -> tuple[Any, ...]:
@@ -85,7 +85,7 @@ def _pytorch(config: ClassConfig) -> tuple[type, dict[str, Any]]:
     return load_class(config.location), {"lr": 1.0, **config.arguments()}
 
 
-_RULE = Rule((), _no_change, pytorch=_pytorch)
+RULE = Rule((), _no_change, pytorch=_pytorch)
 
 
 @lru_cache

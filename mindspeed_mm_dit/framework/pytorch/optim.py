@@ -36,6 +36,31 @@ def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return [kind for kind in (sharded, ordinary) if kind]
 
 
+def local(tensor: Any) -> Tensor:
+    """Return this rank's elements."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def whole_of(part: Tensor, p: Any) -> Tensor:
+    """Gather the tensor with elements ``part`` here, sharded like ``p``, on the device that communicates."""
+    if not is_sharded(p):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    part = part.to(p.device_mesh.device_type)  # (offload_to_cpu keeps it elsewhere)
+    return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+
+
+def part_of(whole: Tensor, p: Any) -> Tensor:
+    """Return this rank's elements of a tensor that is whole on every rank, without communication."""
+    if not is_sharded(p):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    alike = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
+    return alike.redistribute(placements=p.placements).to_local().to(local(p).device)
+
+
 _UNCOMPILED = "__dynamo_disable"
 """Attribute in which PyTorch stores the variant of a method that its compiler skips."""
 

@@ -26,8 +26,10 @@ Packed = dict[str, Any]
 def take_a_step(optimizer: Optimizer) -> None:
     """Let an optimizer create its state by a step whose gradients are ones; it changes the weights."""
     set_mode(optimizer, "train")
-    for p in _parameters(optimizer):
-        p.grad = torch.ones_like(p)
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0  # (of 0, Prodigy does not begin; the run sets it in every step)
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     set_mode(optimizer, "eval")
@@ -52,7 +54,7 @@ def packed(optimizer: Optimizer, p: Tensor, name: str) -> Packed:
     return {**kept, **({GROUP: group} if group else {})}
 
 
-def unpack(optimizer: Optimizer, p: Tensor, read: Packed) -> None:
+def unpack(optimizer: Optimizer, p: Tensor, read: Mapping[str, Any]) -> None:
     """Set the numbers in the state of ``p`` to those of ``read``, a filled result of :func:`packed`."""
     group = next(group for group in optimizer.param_groups if any(each is p for each in group["params"]))
     group.update(_unpack(_kept_in_group(optimizer, p), read.get(GROUP, {})))
@@ -76,10 +78,6 @@ def fit(optimizer: Optimizer, p: Tensor, name: str, stored: Mapping[str, tuple[i
             f"The checkpoint of --load and {type(optimizer).__name__} as it is installed here do not keep the same of "
             f"{name}: only one has {', '.join(differing)}. Install the version of that run, or pass --no-load-optim."
         )
-
-
-def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 def _kept_in_group(optimizer: Optimizer, p: Tensor) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.framework.pytorch import optimizer_state
-from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, native_optimizer, split_by_kind
+from mindspeed_mm_dit.framework.pytorch.optim import groups, local, native_optimizer, part_of, split_by_kind, whole_of
 from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer, Parameter, Rule
 from mindspeed_mm_dit.training.contract import RunState
+from mindspeed_mm_dit.training.pytorch.class_stepper import ClassStepper
 
 
 class Stepper:
@@ -43,7 +43,6 @@ class Stepper:
         weight_decay: float,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._is_class, self._steps = chosen.is_class, 0
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._rules = {name: chosen.rule_of(declared[name]) for name in self._trained}
         self.optimizers: list[torch.optim.Optimizer] = []
@@ -65,9 +64,7 @@ class Stepper:
             self._owners |= dict.fromkeys(names, optimizer)
 
     def train(self) -> None:
-        """Set the weights to those at which gradients are taken; between steps they are those to use."""
-        for optimizer in self.optimizers if self._is_class else ():
-            optimizer_state.set_mode(optimizer, "train")
+        """Set the weights to those at which gradients are taken: here they always are."""
 
     def step(self, lr: float) -> None:
         """Step by the present gradients, and drop them."""
@@ -76,21 +73,12 @@ class Stepper:
                 group["lr"] = lr * scale
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            if self._is_class:
-                optimizer_state.set_mode(optimizer, "eval")
-        self._steps += 1
-        if self._is_class and self._steps == 1:
-            self.state()  # (raises now, not at the first save, if it could not be saved)
 
-    def state(self) -> dict[str, dict[str, Any]]:
+    def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the state of each parameter, by the names of the checkpoint; the tensors are the live ones.
 
-        State that an optimizer would only create in its first step is created now, as zeros, to be loaded into; that
-        of a class only by :meth:`prepare`.
+        State that an optimizer would only create in its first step is created now, as zeros, to be loaded into.
         """
-        if self._is_class:
-            kept = {name: optimizer_state.packed(self._owners[name], p, name) for name, p in self._trained.items()}
-            return {name: state for name, state in kept.items() if state}
         states = {}
         for name, p in self._trained.items():
             state = self._owners[name].state
@@ -100,21 +88,10 @@ class Stepper:
         return states
 
     def prepare(self, stored: Mapping[str, tuple[int, ...]]) -> None:
-        """Let a class create its state in the ``stored`` shapes, to load into. It takes a step: load the weights after.
-
-        ``stored``: shapes of the tensors in the checkpoint, by name.
-        """
-        for optimizer in self.optimizers if self._is_class else ():
-            optimizer_state.take_a_step(optimizer)
-        for name, p in self._trained.items() if self._is_class else ():
-            start = f"optimizer.state.{name}."
-            own = {key[len(start) :]: shape for key, shape in stored.items() if key.startswith(start)}
-            optimizer_state.fit(self._owners[name], p, name, own)
+        """Create the state to load into: :meth:`state` does."""
 
     def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over what no tensor holds from ``states``, a result of :meth:`state` that has been loaded into."""
-        for name, state in states.items() if self._is_class else ():
-            optimizer_state.unpack(self._owners[name], self._trained[name], dict(state))
+        """Take over what no tensor holds: nothing."""
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -146,46 +123,21 @@ class RuleOptimizer(torch.optim.Optimizer):
             state.update(zero_state(p, rule))
         state[STEP] += 1
         numbers = rule.numbers(self._config, lr, int(state[STEP]))
-        before = tuple(_local(state[name]) for name in rule.state)
-        change, *after = rule.change(self._config, _local(p.grad), before, numbers)
+        before = tuple(local(state[name]) for name in rule.state)
+        change, *after = rule.change(self._config, local(p.grad), before, numbers)
         for name, value in zip(rule.state, after):
-            _local(state[name]).copy_(value)
+            local(state[name]).copy_(value)
         if rule.update_matrices is not None:
-            whole = _whole(change, p)
+            whole = whole_of(change, p)
             parts = whole.reshape(self._matrices[p], -1, whole.shape[-1])  # (n, rows, columns)
-            change = _part(rule.update_matrices(self._config, parts, numbers).reshape(whole.shape), p)
-        _local(p).mul_(1 - lr * decay).sub_(change)
+            change = part_of(rule.update_matrices(self._config, parts, numbers).reshape(whole.shape), p)
+        local(p).mul_(1 - lr * decay).sub_(change)
 
 
 def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
     """Return a parameter's state before its first step; PyTorch's fused optimizers count steps on the device."""
     step = torch.zeros((), dtype=torch.float32, device=p.device if rule.pytorch else "cpu")
     return {STEP: step, **{name: torch.zeros_like(p) for name in rule.state}}
-
-
-def _local(tensor: Any) -> Tensor:
-    """Return this rank's elements."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
-
-
-def _whole(part: Tensor, p: Any) -> Tensor:
-    """Gather the tensor with elements ``part`` here, sharded like ``p``, on the device that communicates."""
-    if not is_sharded(p):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    part = part.to(p.device_mesh.device_type)  # (offload_to_cpu keeps it elsewhere)
-    return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
-
-
-def _part(whole: Tensor, p: Any) -> Tensor:
-    """Return this rank's elements of a tensor that is whole on every rank, without communication."""
-    if not is_sharded(p):
-        return whole
-    from torch.distributed.tensor import DTensor, Replicate
-
-    alike = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
-    return alike.redistribute(placements=p.placements).to_local().to(_local(p).device)
 
 
 class MovingAverage:
@@ -265,7 +217,12 @@ class TrainedState(RunState):
         lr_scales: Mapping[str, float] | None = None,
     ) -> None:
         self.predictor = predictor
-        self.optimizer = Stepper(predictor, declared, args.chosen_optimizer(), args.weight_decay, lr_scales or {})
+        chosen = args.chosen_optimizer()
+        self.optimizer: Stepper | ClassStepper = (
+            ClassStepper(predictor, chosen, args.weight_decay)
+            if chosen.is_class
+            else Stepper(predictor, declared, chosen, args.weight_decay, lr_scales or {})
+        )
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
         self.ema = MovingAverage(trained, args.ema_decay)
         self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
@@ -279,8 +236,8 @@ class TrainedState(RunState):
             "model": weights,
             **{tree: {**weights, **moved} for tree, moved in averages.items()},  # a frozen weight equals its EMA
         }
-        if with_optimizer and (moments := self.optimizer.state()):
-            state["optimizer"] = {"state": moments}
+        if with_optimizer and (kept := self.optimizer.state()):
+            state["optimizer"] = {"state": kept}
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
