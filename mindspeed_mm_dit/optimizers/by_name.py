@@ -24,7 +24,7 @@ PATTERN = "module:Class"
 """How such an optimizer is named."""
 FLAGS = ("params", "lr", "weight_decay")
 """Arguments that a run decides, by its network, ``--lr`` and ``--weight-decay``."""
-EXACT_ELEMENTS = 2**20
+EXACT_ELEMENTS = 2**24
 """Elements up to which a tensor is stepped whole on a CPU, to count the state; of larger ones the first rows."""
 
 
@@ -209,8 +209,8 @@ def _bytes_after_a_step(config: ClassConfig, shape: Shape, device: str) -> int:
     if hasattr(optimizer, "train"):
         optimizer.train()
     optimizer.step()
-    (state,) = optimizer.state.values()
-    return sum(x.numel() * x.element_size() for x in _tensors(state) if x.numel() > 1)
+    held = _tensors(list(optimizer.state.values()))
+    return sum(x.numel() * x.element_size() for x in held if x.numel() > 1)
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -65,7 +65,7 @@ class Switched(torch.optim.Optimizer):
                 p.copy_(group["beta"] * mean + (1 - group["beta"]) * state["z"])
 
 
-class Lazy(torch.optim.Optimizer):
+class Generator(torch.optim.Optimizer):
     """Keeps a generator, which no checkpoint can hold."""
 
     def __init__(self, params, lr=1e-3, weight_decay=0.0):
@@ -74,6 +74,17 @@ class Lazy(torch.optim.Optimizer):
     def step(self, closure=None):
         for p in (p for group in self.param_groups for p in group["params"]):
             self.state[p] = {"random": torch.Generator()}
+
+
+class Reading(torch.optim.Optimizer):
+    """Reads a number of its parameter, which a meta tensor does not have."""
+
+    def __init__(self, params, lr=1e-3, weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p] = {"size": p.abs().sum().item(), "last": p.grad.clone()}
 
 
 class Stateless(Odd):

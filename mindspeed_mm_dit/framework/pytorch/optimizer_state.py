@@ -27,12 +27,20 @@ def take_a_step(optimizer: Optimizer) -> None:
     """Let an optimizer create its state by a step whose gradients are ones; it changes the weights."""
     set_mode(optimizer, "train")
     for group in optimizer.param_groups:
-        group["lr"] = 1.0  # (of 0, Prodigy does not begin; the run sets it in every step)
+        set_lr(group, 1.0)  # (of 0, Prodigy does not begin; the run sets it in every step)
         for p in group["params"]:
             p.grad = torch.ones_like(p)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     set_mode(optimizer, "eval")
+
+
+def set_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the learning rate of a group; torchao keeps it in a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
 
 
 def set_mode(optimizer: Optimizer, mode: str) -> None:

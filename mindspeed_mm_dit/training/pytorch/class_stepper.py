@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mindspeed_mm_dit.framework.pytorch import optimizer_state, runtime
 from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, local, native_optimizer, part_of, whole_of
 from mindspeed_mm_dit.optimizers.by_name import RULE
-from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
+from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer
 from mindspeed_mm_dit.terminal import logger
 
 SAME = 1e-3
@@ -45,7 +45,7 @@ class ClassStepper:
         param_groups = groups(self._trained.values(), weight_decay)
         self._optimizer = WholeOptimizer(make, param_groups) if is_whole else make(param_groups)
         self.optimizers = [self._optimizer]
-        self._is_checked = False
+        self._steps = 0
 
     def train(self) -> None:
         """Set the weights to those at which gradients are taken; between steps they are those to use."""
@@ -54,18 +54,26 @@ class ClassStepper:
     def step(self, lr: float) -> None:
         """Step by the present gradients, and drop them."""
         for group in self._optimizer.param_groups:
-            group["lr"] = lr
+            optimizer_state.set_lr(group, lr)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         optimizer_state.set_mode(self._optimizer, "eval")
-        if not self._is_checked:
+        self._steps += 1
+        if self._steps == 1:
             self.state()  # (raises now, not at the first save, if it cannot be saved)
-            self._is_checked = True
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return what is kept of each parameter, by the names of the checkpoint; the tensors are the live ones."""
+        """Return what is kept of each parameter, by the names of the checkpoint; the tensors are the live ones.
+
+        Of a class that keeps nothing (SGD) it is the number of steps, so that a checkpoint shows that there were some.
+        """
+        if self._steps and not self._keeps_something():
+            return {name: {STEP: torch.tensor(float(self._steps))} for name in self._trained}
         kept = {name: optimizer_state.packed(*self._kept(p), name) for name, p in self._trained.items()}
         return {name: state for name, state in kept.items() if state}
+
+    def _keeps_something(self) -> bool:
+        return any(optimizer_state.packed(*self._kept(p), name) for name, p in self._trained.items())
 
     def prepare(self, stored: Mapping[str, tuple[int, ...]]) -> None:
         """Create the state in the ``stored`` shapes, to load into, by a step: load the weights after it.
@@ -73,15 +81,20 @@ class ClassStepper:
         ``stored``: shapes of the tensors in the checkpoint, by name.
         """
         optimizer_state.take_a_step(self._optimizer)
-        for name, p in self._trained.items():
+        self._steps = 1
+        for name, p in self._trained.items() if self._keeps_something() else ():
             start = f"optimizer.state.{name}."
             own = {key[len(start) :]: shape for key, shape in stored.items() if key.startswith(start)}
             optimizer_state.fit(*self._kept(p), name, own)
 
     def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what no tensor holds from ``states``, a result of :meth:`state` that has been loaded into."""
+        keeps_something = self._keeps_something()
         for name, state in states.items():
-            optimizer_state.unpack(*self._kept(self._trained[name]), state)
+            if keeps_something:
+                optimizer_state.unpack(*self._kept(self._trained[name]), state)
+            else:
+                self._steps = int(state[STEP])
 
     def _kept(self, p: Tensor) -> tuple[Optimizer, Tensor]:
         """Return the optimizer that keeps the state of ``p``, and the tensor of which it keeps it."""
@@ -104,7 +117,7 @@ class WholeOptimizer(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Step by the present gradients."""
         for group, inner in zip(self.param_groups, self.inner.param_groups):
-            inner["lr"] = group["lr"]
+            optimizer_state.set_lr(inner, group["lr"])
         for p, whole in self.whole.items():
             whole.grad = None if p.grad is None else whole_of(local(p.grad), p)
         self._with_copies(self.inner.step)
