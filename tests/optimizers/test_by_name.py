@@ -68,10 +68,13 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(configs, tmp_path, na
 @RANKS
 @pytest.mark.parametrize("name", KEPT)
 def test_ranks_and_shards_change_no_number(configs, tmp_path, name):
-    """Replicated; sharded, and resumed on one rank; and the other way round."""
-    (configs.folder / "fsdp2.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap:\n  - predictor.blocks.{*}\n")
+    """Replicated; sharded, and resumed on one rank; and the other way round; each step is validated."""
+    (configs.folder / "fsdp2.yaml").write_text(
+        "sharding_size: auto\nreshard_after_forward: false\nsub_modules_to_wrap:\n  - predictor.blocks.{*}\n"
+    )
     sharded = f"--use-torch-fsdp2 --fsdp2-config-path {configs.folder / 'fsdp2.yaml'}"
-    flags = f"{FLAGS} --optimizer {name}"
+    configs.hold_out(0.2)
+    flags = f"{FLAGS} --eval-interval 1 --eval-iters 1 --optimizer {name}"
     whole = configs.run(f"{flags} --train-iters 4 --save-interval 2 --keep-last 2 --save {tmp_path}/one")
     assert whole.code == 0, whole.output
     assert configs.run(f"{flags} --train-iters 4", 2).losses == pytest.approx(whole.losses, rel=SAME)

@@ -45,6 +45,7 @@ class ClassStepper:
         param_groups = groups(self._trained.values(), weight_decay)
         self._optimizer = WholeOptimizer(make, param_groups) if is_whole else make(param_groups)
         self.optimizers = [self._optimizer]
+        self.switches = hasattr(self._kept(next(iter(self._trained.values())))[0], "train")
         self._steps = 0
 
     def train(self) -> None:

@@ -35,6 +35,9 @@ class Stepper:
         lr_scales: factors of the learning rate, for some parameters.
     """
 
+    switches = False
+    """Whether gradients are taken at other weights than those to use."""
+
     def __init__(
         self,
         module: nn.Module,
@@ -64,7 +67,7 @@ class Stepper:
             self._owners |= dict.fromkeys(names, optimizer)
 
     def train(self) -> None:
-        """Set the weights to those at which gradients are taken: here they always are."""
+        """Set the weights to those at which gradients are taken; called only if the optimizer ``switches``."""
 
     def step(self, lr: float) -> None:
         """Step by the present gradients, and drop them."""
