@@ -105,5 +105,5 @@ def _names(record: Optimizer) -> list[str]:
 
 def _find(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
-        raise not_known(f"--optimizer = {name!r}", name, OPTIMIZERS)
+        raise not_known(f"--optimizer = {name!r}", name, [*OPTIMIZERS, PATTERN])
     return OPTIMIZERS[name]
