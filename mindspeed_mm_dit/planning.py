@@ -198,9 +198,14 @@ def optimizer_bytes(parameters: Parameters, optimizer: ChosenOptimizer, shards: 
     """Return the bytes of optimizer state on the fullest of ``shards`` ranks, without its step counters."""
 
     def state_bytes(p: Parameter) -> int:
-        return 4 * len(optimizer.rule_of(p).state) * count([p], shards)
+        return -(-optimizer.size_of(p).num_bytes * count([p], shards) // count([p]))
 
     return sum(state_bytes(p) for p in parameters.values() if p.trained)
+
+
+def optimizer_note(parameters: Parameters, optimizer: ChosenOptimizer) -> str:
+    """Return how the size of the optimizer's state was estimated; empty if it is exact."""
+    return max((optimizer.size_of(p).note for p in parameters.values() if p.trained), default="")
 
 
 def gathered_elements(parameters: Parameters, optimizer: ChosenOptimizer) -> int:

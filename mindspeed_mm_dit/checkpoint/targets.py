@@ -34,6 +34,8 @@ def check_state(state: State, what: str) -> None:
 
 def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
     optimizer = optimizer_from_facts(state.facts.get(SETTINGS), what)
+    if optimizer.is_class:  # (whose state only the class knows)
+        return shapes_of(state.trees["optimizer"])
     return {
         f"state.{name}.{kind}": shape
         for name, parameter in parameters.items()

@@ -22,6 +22,7 @@ from mindspeed_mm_dit.configs.limits import FLOAT32, MAX_SAMPLES, check_path, sh
 from mindspeed_mm_dit.configs.run import HOST_ONLY, MEGATRON, DiTArgs, RunConfig, rows
 from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.errors import ConfigError, flag_of
+from mindspeed_mm_dit.optimizers.by_name import is_class
 from mindspeed_mm_dit.optimizers.registry import check_flags
 
 
@@ -238,13 +239,22 @@ def checked(args: RunConfig, world_size: int) -> RunConfig:
     check_flag_dependencies(args)
     args = _with_batches(args, world_size)
     _check_schedule(args)
-    check_flags(args.optimizer, args.parts)
+    _check_optimizer(args)
     if len(set(args.power_ema_stds)) < len(args.power_ema_stds):
         widths = " ".join(map(str, args.power_ema_stds))
         raise ConfigError(f"--power-ema-stds = {widths} lists a width twice. List each width once.")
     if args.load:
         check_path("--load", args.load)
     return args
+
+
+def _check_optimizer(args: RunConfig) -> None:
+    if args.ai_framework == "mindspore" and is_class(args.optimizer):
+        raise ConfigError(
+            f"--optimizer = {args.optimizer} is a class of PyTorch, and MindSpore trains by adam, muon or a plugin's "
+            "optimizer. Use one of these, or --ai-framework pytorch."
+        )
+    check_flags(args.optimizer, args.flags())
 
 
 def _with_batches(args: RunConfig, world_size: int) -> RunConfig:

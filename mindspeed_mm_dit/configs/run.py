@@ -196,7 +196,12 @@ class Optimization:
     )
     lr_warmup_iters: int = flag("steps of linear warm-up", 0, type=unsigned_int, metavar="N", compared="setting")
     lr_warmup_init: float = flag("learning rate the warm-up starts from", 0.0, type=float, compared="setting")
-    optimizer: str = flag("optimizer: adam, muon, or one from a plugin", DEFAULT, metavar="NAME")
+    optimizer: str = flag(
+        "optimizer: adam, muon, one from a plugin, or any PyTorch optimizer as module:Class, such as "
+        "torch.optim:Adafactor (docs/recipes.md)",
+        DEFAULT,
+        metavar="NAME",
+    )
     weight_decay: float = flag(
         "decoupled weight decay; biases and other vectors have none", 0.01, type=float, compared="setting"
     )

@@ -7,7 +7,8 @@ A rule is written once for tensors of PyTorch and MindSpore, and MindSpore compi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -43,9 +44,17 @@ class Rule(NamedTuple):
     """(config, lr, number of the step: 1, 2, ...) -> the ``numbers`` of a step, computed on the host in float64."""
     update_matrices: Callable[[Any, Tensor, tuple[Any, ...]], Tensor] | None = None
     """(config, change (n, rows, columns) of n whole matrices, numbers) -> amount to subtract from weights instead."""
-    pytorch: Callable[[Any], tuple[str, dict[str, Any]]] | None = None
+    pytorch: Callable[[Any], tuple[str | type, dict[str, Any]]] | None = None
     """(config) -> name and settings of the optimizer in ``torch.optim`` with this rule, if PyTorch has a faster one.
-    Its state has the names of ``state``, and "step"."""
+    Its state has the names of ``state``, and "step". Or a class, which decides rule and state (``by_name.py``)."""
+
+
+class StateSize(NamedTuple):
+    """The memory of an optimizer's state of one parameter."""
+
+    num_bytes: int
+    note: str = ""
+    """How it was estimated; empty if it is exact."""
 
 
 class Optimizer(NamedTuple):
@@ -55,6 +64,10 @@ class Optimizer(NamedTuple):
     """Frozen dataclass of its settings, made with :func:`flag`; each is a flag of the same name."""
     rule_of: Callable[[Any, Parameter], Rule]
     """(config, parameter) -> its update rule."""
+    check: Callable[[Any, Mapping[str, Any]], None] | None = None
+    """(config, flags of the run) raises a UserError for a combination that cannot be used."""
+    state_size: Callable[[Any, Shape], StateSize] | None = None
+    """(config, shape) -> size of the state of a parameter, if it is a class's own; None: as its rule says."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,17 @@ class ChosenOptimizer:
     def rule_of(self, parameter: Parameter) -> Rule:
         """Return the update rule of ``parameter``."""
         return self.optimizer.rule_of(self.config, parameter)
+
+    @property
+    def is_class(self) -> bool:
+        """Whether it is a class of PyTorch, which decides its state."""
+        return self.optimizer.state_size is not None
+
+    def size_of(self, parameter: Parameter) -> StateSize:
+        """Return the size of its state, without step counters."""
+        if self.optimizer.state_size is not None:
+            return self.optimizer.state_size(self.config, tuple(parameter.shape))
+        return StateSize(4 * len(self.rule_of(parameter).state) * math.prod(parameter.shape))
 
     def state_of(self, parameter: Parameter) -> dict[str, Shape]:
         """Return name -> shape of its state; checkpoints save it as ``optimizer.state.PARAMETER.NAME``."""

@@ -9,11 +9,24 @@ from typing import Any
 
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, flag_of, not_known
 from mindspeed_mm_dit.optimizers.adam import ADAM
+from mindspeed_mm_dit.optimizers.by_name import PATTERN, by_name, is_class
 from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer, Optimizer
 from mindspeed_mm_dit.registry import Registry
 
 DEFAULT = "adam"
-OPTIMIZERS = Registry[Optimizer]("optimizer")
+
+
+class Optimizers(Registry[Optimizer]):
+    """The registered optimizers, and any class of PyTorch by the name "module:Class", which is in no list."""
+
+    def __getitem__(self, name: str) -> Optimizer:
+        return by_name(name) if is_class(name) else super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        return is_class(name) or super().__contains__(name)
+
+
+OPTIMIZERS = Optimizers("optimizer")
 
 ADAMW = ChosenOptimizer(DEFAULT, ADAM.config(), ADAM)
 """The optimizer of a run that does not choose one."""
@@ -30,7 +43,7 @@ def register_optimizer(name: str, optimizer: Optimizer) -> None:
 def settings() -> dict[str, tuple[dataclasses.Field[Any], list[str]]]:
     """Return the settings of all optimizers by name, each with the names of the optimizers that have it."""
     owners_by_setting: dict[str, tuple[dataclasses.Field[Any], list[str]]] = {}
-    for owner, record in OPTIMIZERS.items():
+    for owner, record in [*OPTIMIZERS.items(), (PATTERN, by_name(PATTERN))]:
         for field in dataclasses.fields(record.config):
             owners_by_setting.setdefault(field.name, (field, []))[1].append(owner)
     return owners_by_setting
@@ -47,14 +60,19 @@ def optimizer_from_flags(name: str, flags: Mapping[str, Any]) -> ChosenOptimizer
 
 
 def check_flags(name: str, flags: Mapping[str, Any]) -> None:
-    """Check as :func:`optimizer_from_flags` does, and raise ConfigError for a setting that the optimizer lacks."""
-    optimizer_from_flags(name, flags)
+    """Check as :func:`optimizer_from_flags` does, and raise ConfigError for a setting that the optimizer lacks.
+
+    An optimizer that is a class is imported, and made once.
+    """
+    chosen = optimizer_from_flags(name, flags)
     for setting, (field, owners) in settings().items():
-        if name not in owners and (value := flags[setting]) != field.default:
+        if (PATTERN if is_class(name) else name) not in owners and (value := flags[setting]) != field.default:
             raise ConfigError(
                 f"{flag_of(setting)} = {value} has no effect with --optimizer {name}. Leave it out, or use "
                 f"{' or '.join(owners)}."
             )
+    if chosen.optimizer.check is not None:
+        chosen.optimizer.check(chosen.config, flags)
 
 
 def optimizer_facts(chosen: ChosenOptimizer) -> dict[str, Any]:
@@ -87,5 +105,5 @@ def _names(record: Optimizer) -> list[str]:
 
 def _find(name: str) -> Optimizer:
     if name not in OPTIMIZERS:
-        raise not_known(f"--optimizer = {name!r}", name, OPTIMIZERS)
+        raise not_known(f"--optimizer = {name!r}", name, [*OPTIMIZERS, PATTERN])
     return OPTIMIZERS[name]

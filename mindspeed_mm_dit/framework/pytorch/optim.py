@@ -36,6 +36,31 @@ def split_by_kind(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return [kind for kind in (sharded, ordinary) if kind]
 
 
+def local(tensor: Any) -> Tensor:
+    """Return this rank's elements."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def whole_of(part: Tensor, p: Any) -> Tensor:
+    """Gather the tensor with elements ``part`` here, sharded like ``p``, on the device that communicates."""
+    if not is_sharded(p):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    part = part.to(p.device_mesh.device_type)  # (offload_to_cpu keeps it elsewhere)
+    return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
+
+
+def part_of(whole: Tensor, p: Any) -> Tensor:
+    """Return this rank's elements of a tensor that is whole on every rank, without communication."""
+    if not is_sharded(p):
+        return whole
+    from torch.distributed.tensor import DTensor, Replicate
+
+    alike = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
+    return alike.redistribute(placements=p.placements).to_local().to(local(p).device)
+
+
 _UNCOMPILED = "__dynamo_disable"
 """Attribute in which PyTorch stores the variant of a method that its compiler skips."""
 
@@ -77,10 +102,11 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
 
 
 def native_optimizer(rule: Rule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
-    """Return PyTorch's own optimizer for ``rule`` over ``groups``."""
+    """Return PyTorch's own optimizer for ``rule`` over ``groups``, or that of the class which is the rule."""
     assert rule.pytorch is not None
-    name, settings = rule.pytorch(config)
-    return uncompiled(getattr(torch.optim, name))(groups, lr=0.0, **settings)
+    kind, settings = rule.pytorch(config)
+    made = uncompiled(getattr(torch.optim, kind)) if isinstance(kind, str) else kind
+    return made(groups, **{"lr": 0.0, **settings})
 
 
 def gradients(module: nn.Module, losses: Callable[[], Tensor]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

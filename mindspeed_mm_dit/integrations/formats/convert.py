@@ -25,7 +25,7 @@ from mindspeed_mm_dit.checkpoint.lora import (
     read_adapters,
 )
 from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, infer_predictor, shapes_of, without_projectors
-from mindspeed_mm_dit.checkpoint.store import read_facts, read_newest
+from mindspeed_mm_dit.checkpoint.store import SETTINGS, read_facts, read_newest
 from mindspeed_mm_dit.checkpoint.targets import (
     check_state,
     check_target,
@@ -53,6 +53,7 @@ from mindspeed_mm_dit.integrations.formats.config_json import (
 from mindspeed_mm_dit.integrations.formats.diffusers_folder import LAYER
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
+from mindspeed_mm_dit.optimizers.registry import optimizer_from_facts
 from mindspeed_mm_dit.terminal import echo
 
 DESCRIPTION = """\
@@ -258,6 +259,13 @@ def _convert(
     state, merging = _merge_loras(state, loras)
     state, differences = storable_part(state, FORMATS[target_format].storage, weights)
     notes += [*merging, *differences]
+    if (
+        target_format == "mindspore"
+        and "optimizer" in state.trees
+        and optimizer_from_facts(state.facts.get(SETTINGS), str(source)).is_class
+    ):
+        state = state.with_trees({name: tree for name, tree in state.trees.items() if name != "optimizer"})
+        notes.append("the optimizer's state is left out: it is of a class of PyTorch. Start with --no-load-optim")
     if FORMATS[source_format].storage is StorageSupport.TRAINING and not checksums.has_checksums(source):
         notes.append("SOURCE has no checksums, so it could not be checked for damage")
     notes += _caveats(state, (source_format, target_format)) + _assumption_notes(state, target_format)

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.run import IgnoredArgs, RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.optimizers.by_name import is_class
 
 Route = Literal["megatron", "native"]
 HOST_NAMES: Mapping[Route, str] = {"megatron": "MindSpeed-MM", "native": "MindSpeed-MM's native engine"}
@@ -163,6 +164,11 @@ def check_supported(args: RunConfig, route: Route, resumes: bool) -> None:
 
     ``resumes``: the run resumes from a checkpoint, so ``--init-from`` does not matter.
     """
+    if is_class(args.optimizer):
+        raise ConfigError(
+            f"--optimizer = {args.optimizer} is not supported: {HOST_NAMES[route]} keeps the state of "
+            f"{'AdamW and Muon' if route == 'native' else 'AdamW'} only. Use such an optimizer, or --host standalone."
+        )
     for row in rows():
         meaning, value = getattr(FLAGS[row.name], route), getattr(args, row.name)
         if not isinstance(meaning, HubRefusal) or value in (row.default, None) or (resumes and row.name == "init_from"):

@@ -24,7 +24,7 @@ from mindspeed_mm_dit.hosts.registry import host_by_name
 from mindspeed_mm_dit.models.data import check_sizes, most_expensive_shape, with_budget
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of, with_tuning
 from mindspeed_mm_dit.optimizers.registry import check_flags
-from mindspeed_mm_dit.planning import CARDS, PEAKS, Placement, memory, smallest_card, train_flop
+from mindspeed_mm_dit.planning import CARDS, PEAKS, Placement, memory, optimizer_note, smallest_card, train_flop
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.recommend import (
     GIB,
@@ -298,7 +298,9 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
         echo("                 from features; from files autoencoder and text encoder come on top")
     units = "clips" if _learns_videos(model) else "images"
     names = ("weights", "gradients", "optimizer", "ema", "gathered", *(() if _learns_videos(model) else ("vae",)))
-    parts = [(name, getattr(plan, name), "") for name in names]
+    note = optimizer_note(parameters_of(model), placement.optimizer)
+    notes = {"optimizer": f" ({note})"} if note else {}
+    parts = [(name, getattr(plan, name), notes.get(name, "")) for name in names]
     parts.append(("activations", micro * plan.activations_per_image, f" of {micro} {units}"))
     parts.append(("workspace", micro * plan.workspace_per_image, " (estimate)"))
     if placement.offloaded:

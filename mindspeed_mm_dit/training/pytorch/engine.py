@@ -62,6 +62,9 @@ class Engine(TrainedState, contract.Engine):
 
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         count = runtime.num_microbatches()
+        if self.optimizer.switches:
+            reshard(self.model)  # a validation may have left weights gathered, and these are others
+            self.optimizer.train()
         reported = []
         for number in range(count):
             with self._gradient_sync(is_last=number == count - 1):

@@ -20,9 +20,10 @@ from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
-from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, native_optimizer, split_by_kind
+from mindspeed_mm_dit.framework.pytorch.optim import groups, local, native_optimizer, part_of, split_by_kind, whole_of
 from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer, Parameter, Rule
 from mindspeed_mm_dit.training.contract import RunState
+from mindspeed_mm_dit.training.pytorch.class_stepper import ClassStepper
 
 
 class Stepper:
@@ -33,6 +34,9 @@ class Stepper:
         declared: the config's declaration of each parameter, by name.
         lr_scales: factors of the learning rate, for some parameters.
     """
+
+    switches = False
+    """Whether gradients are taken at other weights than those to use."""
 
     def __init__(
         self,
@@ -62,6 +66,9 @@ class Stepper:
             self._scales.append(scale)
             self._owners |= dict.fromkeys(names, optimizer)
 
+    def train(self) -> None:
+        """Set the weights to those at which gradients are taken; called only if the optimizer ``switches``."""
+
     def step(self, lr: float) -> None:
         """Step by the present gradients, and drop them."""
         for optimizer, scale in zip(self.optimizers, self._scales):
@@ -82,6 +89,12 @@ class Stepper:
                 state[p] = zero_state(p, self._rules[name])
             states[name] = state[p]
         return states
+
+    def prepare(self, stored: Mapping[str, tuple[int, ...]]) -> None:
+        """Create the state to load into: :meth:`state` does."""
+
+    def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over what no tensor holds: nothing."""
 
 
 class RuleOptimizer(torch.optim.Optimizer):
@@ -113,46 +126,21 @@ class RuleOptimizer(torch.optim.Optimizer):
             state.update(zero_state(p, rule))
         state[STEP] += 1
         numbers = rule.numbers(self._config, lr, int(state[STEP]))
-        before = tuple(_local(state[name]) for name in rule.state)
-        change, *after = rule.change(self._config, _local(p.grad), before, numbers)
+        before = tuple(local(state[name]) for name in rule.state)
+        change, *after = rule.change(self._config, local(p.grad), before, numbers)
         for name, value in zip(rule.state, after):
-            _local(state[name]).copy_(value)
+            local(state[name]).copy_(value)
         if rule.update_matrices is not None:
-            whole = _whole(change, p)
+            whole = whole_of(change, p)
             parts = whole.reshape(self._matrices[p], -1, whole.shape[-1])  # (n, rows, columns)
-            change = _part(rule.update_matrices(self._config, parts, numbers).reshape(whole.shape), p)
-        _local(p).mul_(1 - lr * decay).sub_(change)
+            change = part_of(rule.update_matrices(self._config, parts, numbers).reshape(whole.shape), p)
+        local(p).mul_(1 - lr * decay).sub_(change)
 
 
 def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
     """Return a parameter's state before its first step; PyTorch's fused optimizers count steps on the device."""
     step = torch.zeros((), dtype=torch.float32, device=p.device if rule.pytorch else "cpu")
     return {STEP: step, **{name: torch.zeros_like(p) for name in rule.state}}
-
-
-def _local(tensor: Any) -> Tensor:
-    """Return this rank's elements."""
-    return tensor.to_local() if is_sharded(tensor) else tensor
-
-
-def _whole(part: Tensor, p: Any) -> Tensor:
-    """Gather the tensor with elements ``part`` here, sharded like ``p``, on the device that communicates."""
-    if not is_sharded(p):
-        return part
-    from torch.distributed.tensor import DTensor
-
-    part = part.to(p.device_mesh.device_type)  # (offload_to_cpu keeps it elsewhere)
-    return DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()).full_tensor()
-
-
-def _part(whole: Tensor, p: Any) -> Tensor:
-    """Return this rank's elements of a tensor that is whole on every rank, without communication."""
-    if not is_sharded(p):
-        return whole
-    from torch.distributed.tensor import DTensor, Replicate
-
-    alike = DTensor.from_local(whole, p.device_mesh, [Replicate()] * p.device_mesh.ndim, run_check=False)
-    return alike.redistribute(placements=p.placements).to_local().to(_local(p).device)
 
 
 class MovingAverage:
@@ -232,7 +220,12 @@ class TrainedState(RunState):
         lr_scales: Mapping[str, float] | None = None,
     ) -> None:
         self.predictor = predictor
-        self.optimizer = Stepper(predictor, declared, args.chosen_optimizer(), args.weight_decay, lr_scales or {})
+        chosen = args.chosen_optimizer()
+        self.optimizer: Stepper | ClassStepper = (
+            ClassStepper(predictor, chosen, args.weight_decay)
+            if chosen.is_class
+            else Stepper(predictor, declared, chosen, args.weight_decay, lr_scales or {})
+        )
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
         self.ema = MovingAverage(trained, args.ema_decay)
         self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
@@ -246,16 +239,20 @@ class TrainedState(RunState):
             "model": weights,
             **{tree: {**weights, **moved} for tree, moved in averages.items()},  # a frozen weight equals its EMA
         }
-        if with_optimizer:
-            state["optimizer"] = {"state": self.optimizer.state()}
+        if with_optimizer and (kept := self.optimizer.state()):
+            state["optimizer"] = {"state": kept}
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
         checkpoints.check_architecture(path, {name: tuple(p.shape) for name, p in self._saved()})
+        if with_optimizer:
+            self.optimizer.prepare(checkpoints.shapes(path))
         state, has_power_ema = self.state(with_optimizer), power_ema.STDS in read_facts(path)
         if not has_power_ema:
             state = {tree: tensors for tree, tensors in state.items() if tree not in self.power_ema.state()}
         checkpoints.read(state, path)
+        if with_optimizer:
+            self.optimizer.restore(state["optimizer"]["state"])
         if not has_power_ema:
             self.power_ema.begin()
 
