@@ -92,8 +92,9 @@ def scan_parquet(path: Path, query: ShardQuery) -> ShardContents:
         where[:, 0] = np.repeat(np.arange(len(counts)), counts)
         where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
         columns = [_column(path, parquet, name, "captions").to_pylist() for name in query.captions]
+        texts = [f"text in column {name}" for name in query.captions]
         captions = [
-            merge_captions([parse_captions(*pair) for pair in zip(values, query.captions)], query.captions)
+            merge_captions([parse_captions(*pair) for pair in zip(values, query.captions)], texts)
             for values in zip(*columns)
         ]
         return ShardContents(labels or [""] * len(where), where, names, read_bytes=largest, captions=captions)
@@ -189,7 +190,6 @@ class ParquetReader:
             if (path, group) in self._groups:
                 self._groups.move_to_end((path, group))
                 return self._groups[path, group]
-        check_file(path)
         parquet = _open(path)  # anew for each group, as an open one is not for several threads
         name = _image_column(path, parquet.schema_arrow)
         column = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
@@ -282,7 +282,6 @@ class TarReader:
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
         """Return the image file at this position; raises UnusableFile."""
-        check_file(path)
         try:
             with open(path, "rb") as file:
                 content = os.pread(file.fileno(), size, offset)
