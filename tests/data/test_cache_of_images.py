@@ -194,11 +194,9 @@ def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monk
     index = open_rows(data.dataset_param, 2)
     assert index.digest == open_rows(online, 2).digest != ""
     larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
-    with pytest.raises(ConfigError, match="8 x 8, but the predictor takes 16 x 16"):
-        open_data(larger, data.dataset_param)
+    pytest.raises(ConfigError, open_data, larger, data.dataset_param).match("8 x 8, but the predictor takes 16 x 16")
     monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
-    with pytest.raises(ConfigError, match=r"\(4, 9, 9\).*\(4, 8, 8\)"):
-        open_data(model, data.dataset_param)
+    pytest.raises(ConfigError, open_data, model, data.dataset_param).match(r"\(4, 9, 9\).*\(4, 8, 8\)")
 
 
 WRITERS = {"image_folder": None, "webdataset": write_tars, "parquet": write_parquets}
@@ -283,8 +281,6 @@ def each(change):
 
 @pytest.mark.parametrize(("damage", "message"), [
     pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not a shard of a cache", id="cut"),
-    pytest.param(lambda path: path.write_bytes(path.read_bytes()[:5]), "is not a shard of a cache", id="header cut"),
-    pytest.param(lambda path: path.write_bytes(b"\xff" * 100), "is not a shard of a cache", id="no header"),
     pytest.param(lambda path: path.write_bytes(b""), "is not a shard of a cache", id="empty"),
     pytest.param(lambda path: path.unlink(), "does not exist", id="gone"),
     pytest.param(lambda path: (path.unlink(), path.mkdir()), "is a folder", id="folder"),
