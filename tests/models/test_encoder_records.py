@@ -80,7 +80,6 @@ def test_model_json_may_list_text_encoders(model_json):
     for wrong, named in (
         ({"model_id": "UMT5", "bad": 1}, r"text_encoder\[1\]: bad = 1"),
         ({"model_id": "brt"}, r"text_encoder\[1\]\.model_id = 'brt'(?s:.*)mean 'bert'"),
-        (bert, "text_encoder is not used: predictor 'dit'"),
     ):
         with pytest.raises(ConfigError, match=named):
             model_config_from_mapping({**model_json, "text_encoder": [bert, wrong]}, "m")

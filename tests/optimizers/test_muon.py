@@ -184,7 +184,6 @@ def given(flags):
     ("--optimizer muon --muon-momentum 1", "--muon-momentum = 1.0"),
     ("--optimizer muon --muon-num-ns-steps 0", "--muon-num-ns-steps = 0"),
     ("--optimizer muon --adam-beta2 nan", "--adam-beta2 = nan"),
-    ("--optimizer muon --muon-scale-mode spectral", "--muon-scale-mode"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(flags, words):
     with pytest.raises(ConfigError, match=words):
