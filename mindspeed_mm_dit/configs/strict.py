@@ -137,7 +137,7 @@ def _hint(value: Any, kinds: Iterable[Any]) -> str:
 def read_text(path: str | Path, flag: str) -> str:
     """Read a text file; ``flag`` is the option that named it.
 
-    Raises ConfigError unless it is a regular file of at most MOST_BYTES, in UTF-8.
+    Raises ConfigError unless it is a regular file of at most MAX_BYTES, in UTF-8.
     """
     what = f"{flag} = {path}"
     try:

@@ -270,7 +270,7 @@ class Cache:
 
 
 class CachedVisualReader:
-    """Reads the latents of cached rows, with the interface of the readers of files (``Visuals``)."""
+    """Reads the latents of cached rows, with the interface of the readers of files (``VisualReader``)."""
 
     def __init__(self, cache: Cache, rows: Rows, file_reader: Any, with_std: bool, others: Sequence[str] = ()) -> None:
         """``file_reader``: the reader of the rows' files, which decides the views.
