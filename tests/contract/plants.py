@@ -8,9 +8,17 @@ if __name__ == "__main__":
     from mindspeed_mm_dit.framework import activate
 
     activate("pytorch")
+
+from tests.tools.verify.plants import REPLICATED, Fault, planted
+
+AVERAGE = Fault(
+    REPLICATED, "training.pytorch.stepper:MovingAverage.update", "self.move(1 - self.decay)", "pass", "average/",
+    "the average",
+)  # fmt: skip
+
+if __name__ == "__main__":
     from mindspeed_mm_dit.tools.verify.processes import read_tasks
     from mindspeed_mm_dit.tools.verify.worker import main
-    from mindspeed_mm_dit.training.pytorch.stepper import MovingAverage
 
-    MovingAverage.update = lambda self: None
-    main(*read_tasks(sys.argv[-1]))
+    with planted(AVERAGE):
+        main(*read_tasks(sys.argv[-1]))

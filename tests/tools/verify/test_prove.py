@@ -23,6 +23,7 @@ from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, CrashedLayout, Layout, 
 from mindspeed_mm_dit.tools.verify.table import Finding
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
+from tests.contract.plants import AVERAGE
 from tests.external import plugin
 from tests.external.source import write_turned
 from tests.mindspore.launch import PYTHON, needs_mindspore
@@ -30,7 +31,7 @@ from tests.tools.tables import refusals
 from tests.tools.verify.campaign import PYTHONS, called_wrong, config_folder, truths_here
 from tests.tools.verify.foreign import rows
 from tests.tools.verify.forked_tasks import run_tasks
-from tests.tools.verify.plants import DEVICE, FAULTS, ULYSSES
+from tests.tools.verify.plants import DEVICE, FAULTS, ULYSSES, planted
 from tests.training.launch import Configs, mm_dit
 
 ABOUT = {"config": "mine", "model": "whole: 1,234 parameters", "data": "<b>digits</b>"}
@@ -114,6 +115,13 @@ def faults_of(framework):
 def assert_named(name, found):
     named, where = FAULTS[name].named, FAULTS[name].where
     assert (found.word, found.named[: len(named)], found.location[: len(where)]) == ("FAIL", named, where)
+
+
+@pytest.mark.pytorch
+def test_every_fault_has_its_line(framework):
+    for fault in (*FAULTS.values(), AVERAGE):
+        with planted(fault):
+            pass
 
 
 @pytest.mark.extended
