@@ -39,7 +39,7 @@ def test_arrays_that_cannot_be_scored_are_refused(tmp_path):
         r"arr_0 .* has \(10, 3, 6, 6\)": {"arr_0": IMAGES.transpose(0, 3, 1, 2).copy()},
         r"arr_0 .* has \(0, 6, 6, 3\)": {"arr_0": IMAGES[:0]},
         "Fortran": {"arr_0": np.asfortranarray(IMAGES)},
-        "arrays of Python objects": {"arr_0": np.array([None])},
+        "arr_0 holds Python objects": {"arr_0": np.array([None])},
         r"arr_1.*\(9,\)": {"arr_0": IMAGES, "arr_1": np.arange(9)},
         "float64": {"arr_0": IMAGES, "arr_1": np.zeros(10)},
         "arr_1.* -1": {"arr_0": IMAGES, "arr_1": np.arange(10) - 1},

@@ -182,8 +182,8 @@ def test_right_step_passes_in_every_layout(digits, tmp_path, capsys, monkeypatch
 
 @refusals("""
 nowhere | CONFIG = nowhere
-examples/dit --layouts FSPD2 | --layouts FSPD2
-examples/dit/digits_flow --layouts device | --layouts device
+examples/dit --layouts FSPD2 | --layouts = FSPD2
+examples/dit/digits_flow --layouts device | --layouts = device
 examples/dit --steps 0
 examples/dit --steps 1000000000
 examples/dit --output proof.pdf
@@ -208,7 +208,7 @@ def test_missing_data_and_too_little_memory_are_refused(digits, tmp_path, capsys
     assert "gone" in capsys.readouterr().err
     monkeypatch.setattr(proof, "host_memory_bytes", lambda: 2**20)
     assert main(["prove", str(digits), "--full"]) == 2
-    assert "leave --full" in capsys.readouterr().err
+    assert "Leave out --full" in capsys.readouterr().err
 
 
 def test_narrowed_model_has_the_parameters_of_the_whole(tmp_path):
