@@ -205,7 +205,8 @@ def test_features_with_some_of_the_draws_are_refused(tmp_path):
         "try:\n    diffusion.q_sample(torch.zeros(2, 1, 4, 4), {'drawn_timesteps': torch.ones(2)})\n"
         "except DataError as error:\n    print(error)\n"
     )
-    assert "drawn_timesteps and lacks drawn_noise, drawn_coefficients" in good(run_python(["-c", code], tmp_path)).output
+    said = good(run_python(["-c", code], tmp_path)).output
+    assert "drawn_timesteps and lacks drawn_noise, drawn_coefficients" in said
 
 
 def test_registration_is_idempotent_and_refuses_other_entries(tmp_path):
