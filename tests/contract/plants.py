@@ -1,6 +1,7 @@
 """A process of ``mm-dit prove`` inside MindSpeed-MM, in which the average of the weights never moves."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 if __name__ == "__main__":
@@ -20,5 +21,6 @@ if __name__ == "__main__":
     from mindspeed_mm_dit.tools.verify.processes import read_tasks
     from mindspeed_mm_dit.tools.verify.worker import main
 
-    with planted(AVERAGE):
-        main(*read_tasks(sys.argv[-1]))
+    is_hosted = "mindspeed-mm" in str(read_tasks(sys.argv[-1])[0].value("--host"))  # (not the float64 reference)
+    with planted(AVERAGE) if is_hosted else nullcontext():
+        main(sys.argv[1:])
