@@ -101,7 +101,7 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
 def _model_path(path: Path) -> Path:
     """Return ``path``, or the diffusers folder that contains it as its file of weights."""
     is_weight_file = path.is_file() and path.name.partition(".")[0] == WEIGHT_FILES[0].partition(".")[0]
-    is_part = is_weight_file and FORMATS["diffusers"].fits(path.parent)
+    is_part = is_weight_file and "diffusers" in FORMATS and FORMATS["diffusers"].fits(path.parent)
     return path.parent if is_part else path
 
 

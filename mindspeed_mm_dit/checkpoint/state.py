@@ -144,7 +144,7 @@ def infer_predictor(
 
 
 def first_differing_setting(here: ModelConfig, there: ModelConfig) -> tuple[str, Any, Any] | None:
-    """Return the first setting of LEARNED in which two models differ, with its value in each, or None."""
+    """Return the first setting of LEARNED_SETTINGS in which two models differ, with its value in each, or None."""
     for section, names in LEARNED_SETTINGS.items():
         ours, theirs = vars(getattr(here, section)), vars(getattr(there, section))
         for name in names:

@@ -59,7 +59,7 @@ class Writer(BackgroundWriter):
         return _copied(part) if self._in_background else part
 
     def write(self, state: State, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write what ``copied`` returned to the folder ``path``; then, on rank 0, call ``when_complete``.
+        """Write what ``copy_to_host`` returned to the folder ``path``; then, on rank 0, call ``when_complete``.
 
         Call :meth:`wait` for the previous write first. The tensors may change as soon as this returns. An error on any
         rank is known to all of them; :meth:`wait` returns it.

@@ -123,7 +123,7 @@ def write_power_ema(
         ConfigError: no format fits, or nothing can be written there.
         PlatformError: a required framework is not installed.
     """
-    target_format = choose_format(Path(target), to)
+    target_format = choose_format(Path(target), to, "--output")
     return read_newest(
         source, "--checkpoint", lambda newest: _averaged(newest, std, Path(target), target_format, overwrite, progress)
     )
@@ -133,8 +133,8 @@ def _averaged(newest: Path, std: float, target: Path, target_format: str, overwr
     saved, facts = list_saved_emas(newest), read_facts(newest)
     profile = Profile(saved[-1].profile.step, std)
     factors, error = power_ema.solve_coefficients([ema.profile for ema in saved], profile)
-    check_target(newest.parent, target, overwrite)
-    check_output_folder("folder of TARGET", target.parent)
+    check_target(newest.parent, target, overwrite, flags=("--checkpoint", "--output"))
+    check_output_folder("folder of --output", target.parent)
     used: dict[Path, dict[str, float]] = {}
     for ema, factor in zip(saved, factors):
         if factor:

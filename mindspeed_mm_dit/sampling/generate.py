@@ -240,7 +240,7 @@ def generate(
 
     Args:
         model: the composite (ae, text_encoders, diffusion, predictor).
-        request: how, with the model's defaults (``plan.with_defaults``).
+        request: how, with the model's defaults (``with_defaults``).
         experts: if there are two, and ``model`` has the network of the high-noise expert.
 
     Returns:

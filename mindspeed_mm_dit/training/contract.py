@@ -99,7 +99,7 @@ class Writer(Protocol):
         """Return ``state``, to be written, on its way to the host."""
 
     def write(self, state: Any, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write the result of ``copied`` into the folder ``path``; every rank must call this."""
+        """Write the result of ``copy_to_host`` into the folder ``path``; every rank must call this."""
 
     def wait(self) -> Any:
         """Wait for the write under way; return its error on this rank, or None."""
@@ -195,10 +195,10 @@ class BatchStream:
             framework.runtime.data_world_size(),
             self._args.micro_batch_size,
         )
-        rounds = self._args.global_batch_size // (size * ranks)
-        sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
+        num_microbatches = self._args.global_batch_size // (size * ranks)
+        sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, num_microbatches)
         # A step takes all its micro-batches at once, so that many are prefetched in the step before; no thread idles.
-        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds, self._num_workers)
+        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, num_microbatches, self._num_workers)
         apart = self._num_workers > 0 and framework.runtime.device_type() != "cpu" and sys.platform == "linux"
         apart = apart and not _offloads(self._args)
         load = load_batches_in_process if apart else load_batches

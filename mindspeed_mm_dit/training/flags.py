@@ -18,7 +18,7 @@ from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerKind, add_fl
 def standalone_parser() -> Parser:
     """Return a parser of the Megatron flags that the standalone host understands."""
     parser = build_parser()
-    group = parser.add_argument_group("metrics_loggers")
+    group = parser.add_argument_group("metrics loggers")
     for kind in metrics_loggers():
         if kind.in_megatron:
             add_flags(kind, group)

@@ -50,7 +50,7 @@ def train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
             break
         lr = schedule.at(progress.iteration)
         run.notify(lambda callback: callback.before_step(run))
-        with wrap_step_errors(f"iteration {progress.iteration + 1}"):
+        with wrap_step_errors(f"Iteration {progress.iteration + 1}"):
             result = run.engine.train_step(run.forward_step, iter(batches), lr)
             run.catch_up()  # on the steps before, while the device is busy with this one
         run.finish_step(Step(result, lr))

@@ -145,10 +145,10 @@ def test_a_compiled_network_gives_the_same_answer(framework, name):
 def test_settings_that_no_network_has_are_refused():
     for model_id, changed, words in (
         ("flux", {"axes_dims_rope": [16, 56, 54]}, "must be even numbers whose sum is the width of a head"),
-        ("flux", {"latent_size": [7, 8]}, "latents must be positive multiples of 2"),
+        ("flux", {"latent_size": [7, 8]}, "latent_size = \\[7, 8\\].*multiples of 2"),
         ("flux", {"guidance": -1}, "predictor.guidance = -1"),
         ("sd3", {"dual_attention_layers": [24]}, "names block 24"),
-        ("sd3", {"latent_size": [400, 8]}, "exceed predictor.pos_embed_max_size = 192"),
+        ("sd3", {"latent_size": [400, 8]}, "at most predictor.pos_embed_max_size = 192"),
         ("sd3", {"num_attention_heads": 1, "attention_head_dim": 6}, "must be a multiple of 4"),
         ("flux2", {"timestep_guidance_channels": 7}, "must be even"),
     ):
@@ -172,7 +172,7 @@ def test_an_objective_whose_velocity_points_the_other_way_is_refused(model_id, d
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_cannot_share_an_image_are_told_what_they_do_not_divide(ranks):
     config = dataclasses.replace(OURS["flux"], num_attention_heads=ranks, latent_size=(2 * ranks + 2, 2))
-    with pytest.raises(ConfigError, match=rf"--context-parallel-size = {ranks}.*does not divide tokens of an image"):
+    with pytest.raises(ConfigError, match=rf"--context-parallel-size = {ranks}.*the tokens of an image"):
         config.check_context_parallel(ranks)
 
 

@@ -36,8 +36,8 @@ def test_ranks_and_latents_that_do_not_fit_are_refused():
     CUSTOM.check_latents((5, 16, 8, 24))
     for shape, named in (
         ((4, 4, 3, 6), "takes"),
-        ((5, 3, 3, 6), "frames 3: do not fit"),
-        ((5, 4, 3, 7), "width 7: do not fit"),
+        ((5, 3, 3, 6), "frames 3 do not fit"),
+        ((5, 4, 3, 7), "width 7 do not fit"),
         ((5, 18, 3, 6), "more than predictor.rope_max_seq_len = 8"),
     ):
         with pytest.raises(ConfigError, match=named):

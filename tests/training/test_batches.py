@@ -141,7 +141,7 @@ def test_validation_data_that_do_not_match_are_refused(validation_data, tmp_path
         ("pictures", {"valid_fraction": 0.25}, "valid_fraction = 0.25 of --mm-data"),
         ("misnamed", {}, "has the classes bright, pale"),
     ):
-        with pytest.raises(ConfigError, match=rf"--mm-valid-data: .*{named}"):
+        with pytest.raises(ConfigError, match=rf"--mm-valid-data .*{named}"):
             DataSet(validation_data(tmp_path / folder, **settings), 1)
 
 

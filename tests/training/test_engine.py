@@ -214,7 +214,7 @@ def test_a_sharded_step_is_the_same_step(engine, group_of_one, size):
 def test_a_backend_that_adds_up_where_it_is_asked_for_the_average_is_refused(engine, group_of_one, monkeypatch):
     for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
         monkeypatch.setattr(torch.distributed, name, lambda own, given, **_: own.fill_(2), raising=False)
-    with pytest.raises(PlatformError, match=rf"gloo of PyTorch {torch.__version__.split('+')[0]}.* adds gradients up"):
+    with pytest.raises(PlatformError, match=rf"gloo of PyTorch {torch.__version__.split('+')[0]}.* adds them up"):
         engine(Fsdp2Config())
 
 

@@ -47,7 +47,7 @@ def test_an_objective_that_ends_a_step_of_clips_is_named(rehearse):
     try:
         clips = next(config for config in models() if len(config.latent_shape) == 4)
         config = dataclasses.replace(clips, diffusion=DenoiseConfig())
-        with pytest.raises(ConfigError, match="'denoise': the first step"):
+        with pytest.raises(ConfigError, match=r"'denoise' of model.json.*the first step"):
             rehearse(config, 2)
     finally:
         del OBJECTIVES["denoise"]

@@ -250,7 +250,7 @@ def _read_stored(folder: Path) -> Stored:
     try:
         weight_file = weight_file_in(folder, _FILES).path
     except UnusableFile as problem:
-        raise CheckpointError(f"{folder} {problem}.") from None
+        raise CheckpointError(f"{folder} {problem}. Copy or download the folder again.") from None
     names = _indexed(weight_file) if weight_file.suffix == ".json" else {}
     files = [weight_file.parent / file for file in sorted(set(names.values()))] or [weight_file]
     if all(file.suffix == ".safetensors" for file in files):

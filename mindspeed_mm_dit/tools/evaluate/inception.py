@@ -249,7 +249,7 @@ def _scores(samples: Features, reference: ImageSet, real: Features | None) -> Sc
 
 
 def write_statistics(path: Path, images: ImageSet, features: Features, network: Inception) -> None:
-    """Write the reference npz of ``images``: their statistics, and KEPT_IMAGES of them, evenly chosen."""
+    """Write the reference npz of ``images``: their statistics, and REFERENCE_IMAGES of them, evenly chosen."""
     chosen = np.unique(np.linspace(0, images.count - 1, REFERENCE_IMAGES).round().astype(int))
     chosen_images, start = [], 0
     for batch in images.batches(64):

@@ -190,9 +190,7 @@ PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
 VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
 Pythons = Mapping[str, "str | UserError"]
 """Framework -> its interpreter, or why there is none; host that is not installed -> the reason."""
-_START = (
-    "import sys; from mindspeed_mm_dit.training.launch.run import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
-)
+_START = "import sys; from mindspeed_mm_dit.training.launch import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
 
 LEFT_OUT = tuple(
     """

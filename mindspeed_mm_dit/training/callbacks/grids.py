@@ -52,7 +52,7 @@ class SampleGrids(Callback):
         iteration = run.progress.iteration
         if run.is_due(run.args.sample_interval):
             run.catch_up()
-            with wrap_step_errors(f"the samples at iteration {iteration}"), doing("drawing samples", run.log.echo):
+            with wrap_step_errors(f"The samples at iteration {iteration}"), doing("drawing samples", run.log.echo):
                 self.draw(run.engine, iteration)
 
     def draw(self, engine: Engine, iteration: int) -> None:

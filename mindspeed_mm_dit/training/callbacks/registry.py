@@ -43,7 +43,7 @@ class Callback:
 
     ``at_end`` follows the last step of a run that ends in order. Every rank calls the same callbacks at the same steps,
     so a callback may let the ranks communicate, as long as it does so on every rank. A callback that ends the run calls
-    ``run.stop.ask``.
+    ``run.stop.request``.
     """
 
     def before_step(self, run: Run) -> None:

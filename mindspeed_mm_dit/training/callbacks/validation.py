@@ -43,7 +43,7 @@ def validate(run: Run) -> ValidationLoss | None:
         if run.stop.agree():
             return None
         try:
-            with wrap_step_errors("the validation"):
+            with wrap_step_errors("The validation"):
                 losses.append(run.engine.eval_step(run.forward_step, iter(micro_batches)))
                 levels += [batch[NOISE_LEVEL] for batch in micro_batches]
         except StepError as error:
@@ -52,7 +52,7 @@ def validate(run: Run) -> ValidationLoss | None:
             run.stop.note(error)
             return None
     run.catch_up()  # on the steps before, while the device is busy with this
-    with wrap_step_errors("the validation"):
+    with wrap_step_errors("The validation"):
         sums = sums_by_quarter(
             framework.ops.numpy(framework.ops.cat(losses, 0)), np.concatenate(levels)
         )  # waits for the device, once

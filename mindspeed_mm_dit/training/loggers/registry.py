@@ -72,7 +72,7 @@ class MetricsLoggerKind:
     config: type
     """Frozen dataclass; each field, made with :func:`flag`, is a flag, and the first enables the logger."""
     open: Callable[[Any, LoggerContext], MetricsLogger]
-    """(config, Opening) -> metrics logger. Its first error, now or later, is reported and ends its curves."""
+    """(config, LoggerContext) -> metrics logger. Its first error, now or later, is reported and ends its curves."""
     location: Callable[[Any, Path | None], Path | None] | None = None
     """(config, parent folder of --save, or None) -> its output folder, or None if there is none. The last flag of the
     config names that folder. A metrics logger without ``location`` writes no files."""
