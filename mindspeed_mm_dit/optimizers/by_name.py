@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, nearest
-from mindspeed_mm_dit.optimizers.contract import Optimizer, Parameter, Rule, Shape, StateSize, flag
+from mindspeed_mm_dit.optimizers.contract import OptimizerSpec, Parameter, Shape, StateSize, UpdateRule, flag
 
 PATTERN = "module:Class"
 """How such an optimizer is named."""
@@ -66,13 +66,13 @@ class ClassConfig:
 
 
 @lru_cache
-def by_name(location: str) -> Optimizer:
+def by_name(location: str) -> OptimizerSpec:
     """Return the record of the optimizer class ``location``, without importing it."""
     config = type("ClassConfig", (ClassConfig,), {"location": location})
-    return Optimizer(config, _rule_of, check=check, state_size=state_size)
+    return OptimizerSpec(config, _rule_of, check=check, state_size=state_size)
 
 
-def _rule_of(config: ClassConfig, parameter: Parameter) -> Rule:
+def _rule_of(config: ClassConfig, parameter: Parameter) -> UpdateRule:
     return RULE
 
 
@@ -85,7 +85,7 @@ def _pytorch(config: ClassConfig) -> tuple[type, dict[str, Any]]:
     return load_class(config.location), {"lr": 1.0, **config.arguments()}
 
 
-RULE = Rule((), _no_change, pytorch=_pytorch)
+RULE = UpdateRule((), _no_change, pytorch=_pytorch)
 
 
 @lru_cache

@@ -33,7 +33,7 @@ class Parameter(Protocol):
         """Number of matrices stacked in it; 0 if it is not treated as a matrix."""
 
 
-class Rule(NamedTuple):
+class UpdateRule(NamedTuple):
     """The update rule of some parameters."""
 
     state: tuple[str, ...]
@@ -57,12 +57,12 @@ class StateSize(NamedTuple):
     """How it was estimated; empty if it is exact."""
 
 
-class Optimizer(NamedTuple):
+class OptimizerSpec(NamedTuple):
     """An optimizer, which ``--optimizer`` chooses by name."""
 
     config: type
     """Frozen dataclass of its settings, made with :func:`flag`; each is a flag of the same name."""
-    rule_of: Callable[[Any, Parameter], Rule]
+    rule_of: Callable[[Any, Parameter], UpdateRule]
     """(config, parameter) -> its update rule."""
     check: Callable[[Any, Mapping[str, Any]], None] | None = None
     """(config, flags of the run) raises a UserError for a combination that cannot be used."""
@@ -71,14 +71,14 @@ class Optimizer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ChosenOptimizer:
+class ConfiguredOptimizer:
     """An optimizer with its settings, as used by engines, checkpoints and plans."""
 
     name: str
     config: Any
-    optimizer: Optimizer
+    optimizer: OptimizerSpec
 
-    def rule_of(self, parameter: Parameter) -> Rule:
+    def rule_of(self, parameter: Parameter) -> UpdateRule:
         """Return the update rule of ``parameter``."""
         return self.optimizer.rule_of(self.config, parameter)
 

@@ -301,8 +301,8 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     note = optimizer_note(parameters_of(model), placement.optimizer)
     notes = {"optimizer": f" ({note})"} if note else {}
     parts = [(name, getattr(plan, name), notes.get(name, "")) for name in names]
-    parts.append(("activations", micro * plan.activations_per_image, f" of {micro} {units}"))
-    parts.append(("workspace", micro * plan.workspace_per_image, " (estimate)"))
+    parts.append(("activations", micro * plan.activations_per_sample, f" of {micro} {units}"))
+    parts.append(("workspace", micro * plan.workspace_per_sample, " (estimate)"))
     if placement.offloaded:
         parts.append(("in the machine", plan.host_bytes_offloaded, " a rank"))
     parts.append(("total", plan.total(micro), f" of {request.device_bytes / GIB:g} GiB"))

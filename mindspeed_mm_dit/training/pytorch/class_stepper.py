@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from mindspeed_mm_dit.framework.pytorch import optimizer_state, runtime
 from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, local, native_optimizer, part_of, whole_of
 from mindspeed_mm_dit.optimizers.by_name import RULE
-from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer
+from mindspeed_mm_dit.optimizers.contract import STEP, ConfiguredOptimizer
 from mindspeed_mm_dit.terminal import logger
 
 SAME = 1e-3
@@ -29,7 +29,7 @@ COLUMNS = 4096
 class ClassStepper:
     """Steps by an optimizer class; the methods are those of ``stepper.Stepper``."""
 
-    def __init__(self, module: nn.Module, chosen: ChosenOptimizer, weight_decay: float) -> None:
+    def __init__(self, module: nn.Module, chosen: ConfiguredOptimizer, weight_decay: float) -> None:
         self._trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
         def make(param_groups: list[dict[str, Any]]) -> Optimizer:

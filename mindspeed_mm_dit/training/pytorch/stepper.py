@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
+from mindspeed_mm_dit.configs.predictor import ParameterSpec as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch.optim import groups, local, native_optimizer, part_of, split_by_kind, whole_of
-from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer, Parameter, Rule
+from mindspeed_mm_dit.optimizers.contract import STEP, ConfiguredOptimizer, Parameter, UpdateRule
 from mindspeed_mm_dit.training.contract import RunState
 from mindspeed_mm_dit.training.pytorch.class_stepper import ClassStepper
 
 
-class Stepper:
+class OptimizersContainer:
     """The optimizer of a run: PyTorch's own for each rule that has one, else the rule itself.
 
     Args:
@@ -42,7 +42,7 @@ class Stepper:
         self,
         module: nn.Module,
         declared: Mapping[str, Parameter],
-        chosen: ChosenOptimizer,
+        chosen: ConfiguredOptimizer,
         weight_decay: float,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
@@ -108,7 +108,9 @@ class RuleOptimizer(torch.optim.Optimizer):
         matrices: number of matrices in each parameter.
     """
 
-    def __init__(self, config: Any, rule: Rule, groups: list[dict[str, Any]], matrices: Mapping[Tensor, int]) -> None:
+    def __init__(
+        self, config: Any, rule: UpdateRule, groups: list[dict[str, Any]], matrices: Mapping[Tensor, int]
+    ) -> None:
         super().__init__(groups, {"lr": 0.0})
         self._config, self._rule, self._matrices = config, rule, dict(matrices)
 
@@ -137,13 +139,13 @@ class RuleOptimizer(torch.optim.Optimizer):
         local(p).mul_(1 - lr * decay).sub_(change)
 
 
-def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
+def zero_state(p: Tensor, rule: UpdateRule) -> dict[str, Tensor]:
     """Return a parameter's state before its first step; PyTorch's fused optimizers count steps on the device."""
     step = torch.zeros((), dtype=torch.float32, device=p.device if rule.pytorch else "cpu")
     return {STEP: step, **{name: torch.zeros_like(p) for name in rule.state}}
 
 
-class MovingAverage:
+class ExponentialMovingAverage:
     """EMA in float32: average <- decay * average + (1 - decay) * weights, after every optimizer step."""
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
@@ -188,7 +190,7 @@ class PowerEmas:
     """``count`` power-function EMAs (``checkpoint/power_ema.py``)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
-        self._averages = [MovingAverage(parameters, decay=0.0) for _ in range(count)]
+        self._averages = [ExponentialMovingAverage(parameters, decay=0.0) for _ in range(count)]
 
     def move(self, fractions: Sequence[float]) -> None:
         """Move each EMA towards the present weights, by its fraction in ``fractions``."""
@@ -206,7 +208,7 @@ class PowerEmas:
         return {name: dict(average.averages) for name, average in zip(names, self._averages)}
 
 
-class TrainedState(RunState):
+class TrainState(RunState):
     """A predictor spread over the ranks, its optimizer and its EMAs, which begin with its weights.
 
     declared: the config's declaration of each parameter. lr_scales: factors of the learning rate, for some parameters.
@@ -221,13 +223,13 @@ class TrainedState(RunState):
     ) -> None:
         self.predictor = predictor
         chosen = args.chosen_optimizer()
-        self.optimizer: Stepper | ClassStepper = (
+        self.optimizer: OptimizersContainer | ClassStepper = (
             ClassStepper(predictor, chosen, args.weight_decay)
             if chosen.is_class
-            else Stepper(predictor, declared, chosen, args.weight_decay, lr_scales or {})
+            else OptimizersContainer(predictor, declared, chosen, args.weight_decay, lr_scales or {})
         )
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
-        self.ema = MovingAverage(trained, args.ema_decay)
+        self.ema = ExponentialMovingAverage(trained, args.ema_decay)
         self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
         self._declared = declared
 
