@@ -11,7 +11,7 @@ from pathlib import Path
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport
 from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, infer_predictor, shapes_of
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, without_folders
-from mindspeed_mm_dit.configs.predictor import Parameters
+from mindspeed_mm_dit.configs.predictor import ParameterSpecs
 from mindspeed_mm_dit.configs.tuning import tuning_from_facts
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -32,7 +32,7 @@ def check_state(state: State, what: str) -> None:
     check_trees(state, expected, what, predictor.model_id)
 
 
-def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
+def _optimizer_shapes(parameters: ParameterSpecs, state: State, what: str) -> Shapes:
     optimizer = optimizer_from_facts(state.facts.get(SETTINGS), what)
     return {
         f"state.{name}.{kind}": shape

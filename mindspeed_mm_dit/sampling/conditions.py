@@ -57,7 +57,7 @@ class SampleConditions:
         values = {item: [column[number] for number in numbers.tolist()] for item, column in self.values.items()}
         return replace(self, values=values, first_number=self.first_number + int(numbers[0]))
 
-    def each(self, times: int) -> SampleConditions:
+    def repeat(self, times: int) -> SampleConditions:
         """Return the conditions of ``times`` samples of each value."""
         return self.at(np.repeat(np.arange(len(self)), times)) if times > 1 else self
 

@@ -26,7 +26,7 @@ from mindspeed_mm_dit.integrations.formats.convert import write as write_for_oth
 from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_shapes, from_diffusers, to_diffusers
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.weight_adapters import adapter_of
+from mindspeed_mm_dit.models.weight_adapters import weight_converter_of
 from tests import checkpoint_fixtures as fixtures
 from tests.checkpoint_fixtures import FACTS, MODEL_JSON, TINY, assert_same, dit_arrays, training_state, write
 from tests.conftest import GOLDEN
@@ -303,11 +303,13 @@ def test_rules_use_every_tensor_once_and_shapes_tell_the_architecture():
     assert {name: array.shape for name, array in theirs.items()} == diffusers_shapes(TINY)
     assert_same(from_diffusers(theirs, TINY, "x"), arrays)
     assert_same(to_diffusers(from_diffusers(theirs, TINY, "x"), TINY), theirs)
-    assert dataclasses.replace(adapter_of(DiTConfig).of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
+    assert (
+        dataclasses.replace(weight_converter_of(DiTConfig).of_shapes(parameters_of(TINY).shapes()), num_heads=2) == TINY
+    )
     assert infer_vae_config(vae_shapes(fixtures.TINY_VAE), norm_num_groups=4) == fixtures.TINY_VAE
     published = read_torch_file(GOLDEN / "dit_tiny_p2.pt")["model"]
     shapes = {name: array.shape for name, array in published.items()}
-    assert parameters_of(adapter_of(DiTConfig).of_shapes(shapes)).shapes() == shapes
+    assert parameters_of(weight_converter_of(DiTConfig).of_shapes(shapes)).shapes() == shapes
 
 
 @fixtures.needs_diffusers

@@ -344,10 +344,10 @@ def their_output(model, values, group, **inputs):
 
 def our_wan_output(adapter, values):
     from mindspeed_mm_dit.framework import ops, runtime
-    from mindspeed_mm_dit.models.layers import with_adapters
+    from mindspeed_mm_dit.models.layers import add_lora
     from mindspeed_mm_dit.models.video_transformer import Wan
 
-    network = with_adapters(Wan(WAN), adapter.specs())
+    network = add_lora(Wan(WAN), adapter.specs())
     runtime.load_arrays(network, read_torch_file(GOLDEN / "wan_tiny.pt")["model"] | adapter.arrays())
     with ops.no_grad():
         return ops.numpy(network(*(ops.tensor(values[f"wan/{name}"]) for name in ("x", "t", "text"))))

@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
-from mindspeed_mm_dit.models.weight_adapters import WeightAdapter, shape_of
+from mindspeed_mm_dit.models.weight_adapters import WeightConverter, shape_of
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from tests.autoencoder_kl_fixtures import SD_VAE
 from tests.conftest import ROOT
@@ -110,7 +110,7 @@ def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
     for name, words in (("a", r"SOURCE.* a .*\(2, 3\).* 4"), ("b", "SOURCE has no weight b,")):
         pytest.raises(CheckpointError, shape_of, {"a": (2, 3)}, name, 4).match(words)
     assert shape_of({"a": (2, 3)}, "a", 2) == (2, 3)
-    assert not WeightAdapter(None).is_optional("a.weight") and PredictorConfig.settings_of_size(plain) == {}
+    assert not WeightConverter(None).is_optional("a.weight") and PredictorConfig.settings_of_size(plain) == {}
 
 
 def test_a_setting_of_an_optimizer_that_is_a_flag_already_is_named(monkeypatch):

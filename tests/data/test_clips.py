@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data import clip_reader, clips
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
-from mindspeed_mm_dit.data.conditions import CaptionCollator, ConditionBatch
+from mindspeed_mm_dit.data.conditions import CaptionCollator, CollatorInputs
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
 from mindspeed_mm_dit.data.samples import SampleReader
@@ -53,7 +53,7 @@ def pixels_of(param, clips, starts):
 
 def samples(param, seed=0, draw=lambda seed, sample_indices, shape: {}):
     rows = open_rows(param)
-    feed = CaptionCollator(TextStates(8, 4), ConditionBatch(rows, seed, 0, param.caption_dropout_prob, [tokens]))
+    feed = CaptionCollator(TextStates(8, 4), CollatorInputs(rows, seed, 0, param.caption_dropout_prob, [tokens]))
     order, shape = SampleOrder(len(rows), seed), (16, 2, 2, 3)
     return SampleReader(ClipReader(rows, param), [feed], order, seed, draw, lambda read: shape)
 

@@ -90,7 +90,7 @@ def test_flux2_s_latents_are_patches_normalised_by_the_statistics_among_its_weig
         np.testing.assert_allclose(found[name], (cut(plain[name]) - mean) / std, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["decoded"], plain["decoded"], rtol=1e-4, atol=1e-5)
     if framework.runtime.CAN_SAMPLE_IN_BF16:  # ae.dtype says its precision, not that of the step around it
-        with framework.runtime.low_precision(True):
+        with framework.runtime.autocast(True):
             around = results(framework, load_autoencoder(config), arrays | given)
         assert all(np.array_equal(around[name], found[name]) for name in found)
 

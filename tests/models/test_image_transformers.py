@@ -11,7 +11,7 @@ from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_
 from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.weight_adapters import adapter_of
+from mindspeed_mm_dit.models.weight_adapters import weight_converter_of
 from mindspeed_mm_dit.tools.verify.against import diffusers_inputs, tensor_of
 
 on_pytorch = pytest.mark.pytorch  # compares with diffusers, or the same on every framework
@@ -42,7 +42,7 @@ OURS = {
 def config_of(name):
     kind = PREDICTOR_CONFIGS[name.split()[0]]
     theirs = THEIRS[name] | {"_class_name": kind.diffusers_class}
-    return from_mapping(kind, adapter_of(kind).of_diffusers(theirs), "config.json")
+    return from_mapping(kind, weight_converter_of(kind).of_diffusers(theirs), "config.json")
 
 
 def filled(framework, config, seed=0):
@@ -106,8 +106,8 @@ def test_presets_have_the_published_numbers_of_parameters(preset, count):
 @pytest.mark.parametrize("preset", ["FLUX.1-dev", "FLUX.1-schnell"])
 def test_the_shapes_of_a_file_tell_the_network(preset):
     config = from_mapping(FluxConfig, JOINT[preset], "predictor")
-    assert adapter_of(FluxConfig).of_shapes(parameters_of(config).shapes()) == config
-    assert adapter_of(FluxConfig).of_shapes({"x_embedder.weight": (4, 4)}) is None
+    assert weight_converter_of(FluxConfig).of_shapes(parameters_of(config).shapes()) == config
+    assert weight_converter_of(FluxConfig).of_shapes({"x_embedder.weight": (4, 4)}) is None
 
 
 @pytest.mark.parametrize("name", ["qwen_image", "z_image"])
@@ -137,7 +137,7 @@ def test_the_strength_of_guidance_is_an_input_with_a_default(framework, name):
 def test_a_compiled_network_gives_the_same_answer(framework, name):
     network, inputs = filled(framework, OURS[name]), inputs_of(OURS[name])
     wanted = add_residual(framework, network, inputs)
-    found = add_residual(framework, framework.runtime.compiled(network), inputs)
+    found = add_residual(framework, framework.runtime.jit_forward(network), inputs)
     assert np.linalg.norm(found - wanted) < 1e-5 * np.linalg.norm(wanted)
 
 

@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.joint import Flux2Config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen3Config, Qwen25VLConfig
-from mindspeed_mm_dit.data.conditions import encoded
+from mindspeed_mm_dit.data.conditions import encode_conditions
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.init import initial_weights
@@ -29,7 +29,7 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder
 from mindspeed_mm_dit.models.text_encoder import TEXT_KEPT
 from mindspeed_mm_dit.objectives.registry import training_draw
-from mindspeed_mm_dit.training.contract import AveragedModel
+from mindspeed_mm_dit.training.contract import EmaModel
 from tests.captions_fixtures import captioned_configs
 from tests.text_encoder_fixtures import CAPTIONS, write_clip, write_language_model, write_t5
 
@@ -156,8 +156,8 @@ def test_three_encoders_are_one_text_as_in_diffusers(framework, tmp_path):
     files = configs_of(tmp_path, "sd3")
     batch, _, model = losses(*files)
     batch = {name: torch.from_numpy(array) for name, array in batch.items() if name != TEXT_KEPT}
-    pictures = AveragedModel(None, None, model.predictor, model.text_encoders)  # draws while a run learns
-    text, pooled = encoded(model.predictor.config.conditions, batch, pictures)
+    pictures = EmaModel(None, None, model.predictor, model.text_encoders)  # draws while a run learns
+    text, pooled = encode_conditions(model.predictor.config.conditions, batch, pictures)
     clips = [
         transformers.CLIPTextModelWithProjection.from_pretrained(tmp_path / name).eval()
         for name in ("clip_l", "clip_g")

@@ -86,9 +86,9 @@ def test_frozen_modules_have_no_gradient_and_the_others_keep_theirs(framework, c
 
 
 def test_what_is_no_linear_layer_of_the_framework_cannot_have_an_adapter(framework, config):
-    from mindspeed_mm_dit.models.layers import with_adapters
+    from mindspeed_mm_dit.models.layers import add_lora
 
     network = network_of(config.predictor)
     for name, words in (("nothing.there", "absent"), ("", f"is a {type(network).__name__}")):
         with pytest.raises(ConfigError, match=words):
-            with_adapters(network, {name: LoraSpec(2, 1.0)})
+            add_lora(network, {name: LoraSpec(2, 1.0)})

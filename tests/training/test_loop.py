@@ -178,7 +178,7 @@ def test_a_watcher_is_told_each_moment_with_its_run(run, monkeypatch):
     monkeypatch.setitem(FLAGS, "train_iters", 1)
     run([1.0], callbacks=[type("Noting", (Callback,), notes)()])
     assert told == [
-        ("before_step", 0), ("catch_up", 0), ("after_step", 1), ("at_end", 1), ("catch_up", 1), ("check", 1)
+        ("before_step", 0), ("flush", 0), ("after_step", 1), ("at_end", 1), ("flush", 1), ("check", 1)
     ]  # fmt: skip
 
 

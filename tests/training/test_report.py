@@ -19,7 +19,7 @@ from mindspeed_mm_dit.training.loggers.registry import (
     METRICS_LOGGERS,
     GuardedLogger,
     LoggerContext,
-    MetricsLoggerKind,
+    MetricsLoggerSpec,
     check_metrics_loggers,
     open_metrics_loggers,
 )
@@ -149,7 +149,7 @@ class Failing:
 
 def test_a_tracker_that_fails_is_said_once_and_ends_nothing(capsys):
     for opened, said in (Failing, "RuntimeError: no network"), (lambda: 1 / 0, "ZeroDivisionError"):
-        kind = MetricsLoggerKind("wandb", object, lambda *given, opened=opened: opened())
+        kind = MetricsLoggerSpec("wandb", object, lambda *given, opened=opened: opened())
         metrics_logger = GuardedLogger(kind, None, LoggerContext(0, "", {}))
         for iteration in (1, 2):
             metrics_logger.add(iteration, {})

@@ -75,7 +75,7 @@ class Inception:
         build = _network_class()
         weights = _read_weights(what, path)
         self.sha256 = sha256_of(path)
-        self._network = runtime.freeze(_built(build, weights, what))
+        self._network = runtime.prepare_frozen(_built(build, weights, what))
         self._network.Mixed_6d.branch1x1.register_forward_hook(self._keep)
         self._spatial: Any = None
 

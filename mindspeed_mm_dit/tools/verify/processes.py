@@ -322,7 +322,7 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> dict[str, np.nda
     condition = [tensors[name] for name in tensors if name not in ("latents", *process.draw_names)]
 
     def losses(network: Any) -> Any:
-        noised = process.noised(latents, *draws)
+        noised = process.add_noise(latents, *draws)
         return process.loss(ops.to_float32(network(noised, draws[0], *condition)), latents, noised, *draws)
 
     watch = ModuleRecorder(network, lambda name: bool(_PARTS.fullmatch(name)))

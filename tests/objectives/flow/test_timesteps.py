@@ -191,7 +191,7 @@ def drawn(objective):
 @pytest.mark.parametrize("noise_scale", [1.0, 2.0])
 def test_loss_of_predicted_data_is_that_of_its_velocity(noise_scale):
     of_data, of_velocity = process(prediction_type="data", noise_scale=noise_scale), process(noise_scale=noise_scale)
-    x_t = of_data.noised(X, *drawn(of_data))
+    x_t = of_data.add_noise(X, *drawn(of_data))
     error = of_data.velocity(TRUE, x_t, T) - of_data.velocity(X, x_t, T)
     losses = of_data.loss(TRUE, X, x_t, *drawn(of_data))
     torch.testing.assert_close(losses, (error**2).flatten(1).mean(1))
@@ -210,7 +210,7 @@ def test_velocity_of_predicted_data_is_held_back_at_little_noise():
 def test_noise_of_another_size_keeps_velocity_and_score_of_one_path(prediction):
     """Of a known x_t, whatever is predicted: the same velocity, and the score -noise / sigma."""
     objective, t = process(prediction_type=prediction, noise_scale=3.0), T[:3]
-    x_t = objective.noised(X, *drawn(objective))[:3]
+    x_t = objective.add_noise(X, *drawn(objective))[:3]
     sigma = torch.from_numpy(3.0 * (1 - t))[:, None, None, None]
     score, velocity = -NOISE[:3] / sigma, X[:3] - 3.0 * NOISE[:3]
     answer = {"velocity": velocity, "noise": NOISE[:3], "score": score, "data": X[:3]}[prediction]

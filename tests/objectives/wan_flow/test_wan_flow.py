@@ -83,7 +83,7 @@ def test_a_perfect_velocity_has_no_loss_and_the_weight_is_the_rows(framework):
     x = np.random.default_rng(1).standard_normal(START.shape).astype(np.float32)
     drawn = batch(config, np.array([1, 500, 999]), START)
     given = [ops.tensor(drawn[name]) for name in process.draw_names]
-    noised = ops.numpy(process.noised(ops.tensor(x), *given))
+    noised = ops.numpy(process.add_noise(ops.tensor(x), *given))
     sigma = drawn["coefficients"][:, 0].reshape(3, 1, 1, 1, 1)
     np.testing.assert_allclose(noised, (1 - sigma) * x + sigma * START, rtol=1e-5, atol=1e-6)
     losses = [
