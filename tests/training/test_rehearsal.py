@@ -38,7 +38,7 @@ def test_every_predictor_with_every_objective_takes_its_first_step(rehearse, con
 def build_for_images(config):
     """A process whose coefficients have the axes of images, whatever they multiply."""
     process = DENOISE.build(config)
-    process.noised = lambda x, times, noise: x + times.reshape(-1, 1, 1, 1) * noise
+    process.add_noise = lambda x, times, noise: x + times.reshape(-1, 1, 1, 1) * noise
     return process
 
 
