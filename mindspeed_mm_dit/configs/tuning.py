@@ -114,7 +114,7 @@ FULL_TUNING = Tuning()
 
 
 def tuning_from_facts(facts: Mapping[str, Any]) -> Tuning:
-    """Return the tuning recorded in ``facts`` by :meth:`TunedModel.tuning_facts`; without one, train the whole model."""
+    """Return the tuning recorded in ``facts`` by ``tuning_facts`` of a model; without one, train all of it."""
     freeze = tuple(str(facts.get(FREEZE, "")).split())
     if TARGETS not in facts:
         return Tuning(freeze=freeze)
