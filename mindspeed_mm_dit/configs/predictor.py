@@ -2,7 +2,7 @@
 
 A predictor is a config class with this interface, which needs no framework, and the network that it names. Plans,
 checkpoints and initial weights build the network on the meta backend, which has shapes only (``models/meta.py``). The
-network declares its parameters with its layers (``framework/contract.py``); others read them as :class:`ParameterSpecs`.
+network declares its parameters with its layers (``framework/contract.py``); others read :class:`ParameterSpecs`.
 """
 
 from __future__ import annotations

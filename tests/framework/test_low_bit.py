@@ -104,7 +104,7 @@ def test_the_error_of_a_format_is_the_known_one(name, error):
 
 
 @pytest.mark.parametrize("name", BASE_DTYPES)
-@pytest.mark.parametrize("jit_forward", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
 def test_a_product_and_its_gradients_are_those_of_the_widened_weight(name, compiled):
     layer, bias = packed(weights(), name), torch.randn(48, requires_grad=True)
     x = torch.randn(2, 5, 96, requires_grad=True)
