@@ -293,8 +293,8 @@ def _local_shard(whole: torch.Tensor, sharded: Any) -> torch.Tensor:
 def shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     """Return name -> shape of every parameter of a module."""
     packed = packed_weights(module)
-    own = {name: p for name, p in module.named_parameters() if name.rpartition(".")[0] not in packed}
-    return {name: tuple(p.shape) for name, p in {**own, **packed}.items()}
+    others = {name: p for name, p in module.named_parameters() if name.rpartition(".")[0] not in packed}
+    return {name: tuple(p.shape) for name, p in {**others, **packed}.items()}
 
 
 def to_runtime_device(model: torch.nn.Module) -> torch.nn.Module:
