@@ -47,6 +47,8 @@ class State:
     """Kind of network that the names are almost those of, and its tensor that is missing; None: nothing is missing."""
     is_bfloat16: bool = False
     """Whether the file had most weights in bfloat16, as which they are written again where the format has it."""
+    written_as: str = ""
+    """Format of few bits in which a .safetensors file is to have the weights of linear layers; empty: as numbers."""
     notes: tuple[str, ...] = ()
     """Notes for the user on how it was read, a sentence each."""
 
