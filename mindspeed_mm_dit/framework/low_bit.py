@@ -95,13 +95,18 @@ class LowBitWeight:
     shape: tuple[int, ...]
     parts: Mapping[str, Array]
     options: tuple[tuple[str, Any], ...] = ()
-    """Settings of the format, by name: ``dtype`` of fp8, ``rotation`` of int8 and fp8, ``block`` of nf4, and ``square``,
-    the side of blocks that share a scale."""
+    """Settings of the format, by name: ``dtype`` of fp8, ``rotation`` of int8 and fp8, ``block`` of nf4, ``square``:
+    side of the blocks that share a scale."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all parts."""
         return sum(int(part.nbytes) for part in self.parts.values())
+
+    @property
+    def bytes_of_numbers(self) -> int:
+        """Bytes of the parts that grow with the weight: of all but tables."""
+        return sum(int(part.nbytes) for name, part in self.parts.items() if name not in _TABLES)
 
     @property
     def _block(self) -> int:
@@ -196,16 +201,14 @@ def _joined(weights: Sequence[LowBitWeight]) -> LowBitWeight | None:
     parts: dict[str, Array] = {}
     for name, part in first.parts.items():
         each = [weight.parts[name] for weight in weights]
-        shared = name in _TABLES or (part.size == 1 and name == "scale")
-        if shared and all(np.array_equal(other, part) for other in each):
+        is_scale = name == "scale" and "square" not in dict(first.options)
+        if (name in _TABLES or (is_scale and part.size == 1)) and all(np.array_equal(other, part) for other in each):
             parts[name] = part
         elif name in _TABLES:
             return None
-        elif name == "scale":
-            parts[name] = np.concatenate(
-                [np.broadcast_to(s, (w.shape[0], 1)) if s.size == 1 else s for s, w in zip(each, weights)]
-            )
         else:
+            sides = [(w.shape[0], *(1 for _ in w.shape[1:])) for w in weights]
+            each = [np.broadcast_to(s, side) if is_scale and s.size == 1 else s for s, side in zip(each, sides)]
             parts[name] = np.concatenate(each)
     return replace(first, shape=(rows, *first.shape[1:]), parts=parts)
 

@@ -72,7 +72,7 @@ class PackedWeight(nn.Module):
         """
         assert tuple(weight.shape) == tuple(self.shape), (weight.shape, self.shape)
         stored = as_stored(weight)
-        if stored is None or stored.num_bytes > _ABOUT * num_bytes(self._requested, tuple(self.shape)):
+        if stored is None or stored.bytes_of_numbers > _ABOUT * num_bytes(self._requested, tuple(self.shape)):
             stored = quantized(np.asarray(weight, np.float32), self._requested)
         self.format, self._options, self._parts = stored.format, stored.options, {}
         for name, array in stored.parts.items():

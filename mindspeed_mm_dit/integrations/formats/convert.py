@@ -39,8 +39,8 @@ from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.tuning import BASE_DTYPES
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
-from mindspeed_mm_dit.framework.low_bit import QUANTIZED
 from mindspeed_mm_dit.integrations.formats.config_json import (
     FIRST,
     FROM_IMAGE,
@@ -57,7 +57,7 @@ from mindspeed_mm_dit.models.weight_adapters import adapter_of
 from mindspeed_mm_dit.terminal import echo
 
 _WIDE = "float32"
-_BELOW_BF16 = [name for name in QUANTIZED if name != "bf16"]
+_BELOW_BF16 = [name for name in BASE_DTYPES if name != "bf16"]
 """Formats beside which other tensors are written as SOURCE has them."""
 _WITH_DTYPE = ("safetensors", "original")
 """Formats that --dtype goes with."""
@@ -74,7 +74,7 @@ weights, or to use yours in other programs.
   mm-dit convert outputs/lora/checkpoints FOLDER --to diffusers                      adapters (LoRA) for other programs
   mm-dit convert outputs/high/checkpoints FOLDER --low-noise-checkpoint outputs/low/checkpoints     two experts
   mm-dit convert Wan2.1-T2V-1.3B-Diffusers merged.safetensors --merge-lora lora.safetensors:0.8
-  mm-dit convert FLUX.1-dev flux_nf4.safetensors --dtype nf4                         a fifth of the size, for --init-from
+  mm-dit convert FLUX.1-dev flux_nf4.safetensors --dtype nf4                        a quarter of bfloat16's size
 
 The ending of TARGET chooses a file format: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's). --to chooses a
 folder format, or other names in a .safetensors:
@@ -82,8 +82,8 @@ folder format, or other names in a .safetensors:
   diffusers            the network alone
   original             one file under the names of the network's authors, as ComfyUI takes it
   pipeline             for from_pretrained of diffusers' pipeline: network, autoencoder, text encoders, scheduler
---dtype writes the weights of linear layers in few bits: nf4 as bitsandbytes stores it, int8 and fp8 as ComfyUI does, bf16;
-float32 widens all. SOURCE may be in any of these, in torchao's int8 or float8, or GGUF.
+--dtype writes the weights of linear layers in few bits: nf4 as bitsandbytes stores it, int8 and fp8 as ComfyUI does, or
+bf16; float32 widens all. SOURCE may be in any of these, in torchao's int8 or float8, or GGUF.
 Adapters go to diffusers and peft (folders), kohya and native (files; ComfyUI and musubi-tuner read both).
 Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""
 
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="FORMAT", help="one of the formats above")
     parser.add_argument(
         "--dtype",
-        choices=(*QUANTIZED, _WIDE),
+        choices=(*BASE_DTYPES, _WIDE),
         help="write the weights of linear layers in this format (a .safetensors; default: whole numbers of bits as in "
         "SOURCE, and what is quantised there as float32)",
     )
@@ -284,7 +284,7 @@ def _convert(
     if description is not None:
         state = _described(state, description)
     if state.is_autoencoder:
-        if dtype in QUANTIZED:
+        if dtype in BASE_DTYPES:
             raise ConfigError(f"--dtype = {dtype} is for networks, and SOURCE is an autoencoder. Drop it.")
         shapes = vae_shapes(infer_vae_config(shapes_of(state.weights)))
         check_trees(state, dict.fromkeys(state.trees, shapes), str(source), "autoencoder_kl")
@@ -301,7 +301,7 @@ def _convert(
         notes += defaults_for_missing
     if dtype is not None:
         is_bfloat16 = state.is_bfloat16 if dtype in _BELOW_BF16 else dtype == "bf16"
-        state = replace(state, written_as=dtype if dtype in QUANTIZED else "", is_bfloat16=is_bfloat16)
+        state = replace(state, written_as=dtype if dtype in BASE_DTYPES else "", is_bfloat16=is_bfloat16)
     size = "" if dtype else f", {state.num_bytes / 1e6:.1f} MB"
     echo(f"writing {target} ({target_format}): {state.num_tensors} tensors{size}")
     write(target, target_format, state)

@@ -75,7 +75,7 @@ def _open(path: Path) -> Any:
 
     try:
         check_file(path)
-        reader = Reader(path)
+        reader = Reader(path, "c")  # (PyTorch warns of arrays that cannot be written)
         if reader.byte_order != "I":
             raise ValueError("its numbers are in the byte order of other machines")
     except UnusableFile as problem:
