@@ -242,6 +242,25 @@ def test_squares_that_share_a_scale_are_widened_by_rows_too(shape):
     assert np.array_equal(part, wide[:128]) and isinstance(part, StoredArray) == (shape[0] % 128 == 0)
 
 
+@pytest.mark.pytorch
+@pytest.mark.parametrize("kind", ["squares", "zero", "float16"])
+def test_pytorch_widens_what_files_have_besides(kind, monkeypatch):
+    torch = pytest.importorskip("torch")
+    from mindspeed_mm_dit.framework.pytorch import low_bit
+
+    monkeypatch.setattr(low_bit, "WIDENED_AT_ONCE", 256 * 130)  # (in parts)
+    array = np.random.default_rng(1).standard_normal((640, 130)).astype(np.float16)
+    if kind == "squares":
+        array = StoredArray(squares(640, 130)[0])
+    elif kind == "zero":
+        codes = quantized(array, "int8").parts
+        array = StoredArray(LowBitWeight("int8", array.shape, {**codes, "zero": codes["scale"] * 100}))
+    layer = low_bit.PackedWeight(array.shape, "bf16")
+    layer.load(array, torch.device("cpu"))
+    assert layer.format == {"squares": "fp8", "zero": "int8", "float16": "f16"}[kind]
+    assert np.array_equal(layer.widened().numpy(), np.asarray(array, np.float32))
+
+
 @pytest.mark.parametrize("kind", [*BASE_DTYPES, "squares"])
 def test_parts_of_a_matrix_make_it_again(kind):
     wide = np.random.default_rng(0).standard_normal((384, 128)).astype(np.float32)

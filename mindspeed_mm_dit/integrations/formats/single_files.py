@@ -44,6 +44,7 @@ from mindspeed_mm_dit.integrations.formats.quantized import (
 )
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
+from mindspeed_mm_dit.terminal import progress
 
 _TREES = {
     "model": ("model", "model_state_dict", "state_dict", "module", "params"),
@@ -233,7 +234,8 @@ def _write_safetensors(path: Path, state: State, rename: Rename = dict) -> None:
     metadata = {key: json.dumps(value) for key, value in known.items() if value}
     quantised = _names_to_quantise(state, rename)
     tensors: dict[str, StoredTensor] = {}
-    for name, array in rename(state.weights).items():
+    arrays = rename(state.weights)
+    for name, array in progress("reading", arrays.items(), total=len(arrays), unit="tensor", delay=2):
         if name in quantised:
             tensors |= _tensors_of_few_bits(name, array, state.written_as)
         else:
