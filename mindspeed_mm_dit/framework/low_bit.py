@@ -17,7 +17,7 @@ A format stores a weight of n numbers in *parts*, arrays by name; all numbers ar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -154,6 +154,9 @@ class StoredArray(NDArrayOperatorsMixin):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.asarray(self))
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice) and key.step in (None, 1) and self.ndim == 2:

@@ -1,5 +1,6 @@
 """Weights of few bits in files: written and read back bit for bit, never widened all at once, refused when damaged."""
 
+import dataclasses
 import gc
 import json
 import shutil
@@ -218,6 +219,23 @@ def test_a_file_is_converted_one_tensor_at_a_time(kind, widened, tmp_path):
 def test_a_wide_file_is_the_base_that_the_small_one_is(tmp_path):
     assert convert(NF4, tmp_path / "wide.safetensors", "--dtype", "float32") == 0
     assert base_digest(weights_of(tmp_path / "wide.safetensors")) == base_digest(weights_of(NF4))
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_classes": 4}, {"patch_size": 4}, {"learn_sigma": False}])
+def test_weights_of_few_bits_are_adapted_as_others_are(changes, tmp_path):
+    small, wide = tmp_path / "small.safetensors", tmp_path / "wide.safetensors"
+    rounded = {n: quantized(np.asarray(a, np.float32), "bf16").widened() for n, a in weights_of(NF4).items()}
+    single_files.write_arrays(small, rounded, {}, as_bfloat16=True)
+    single_files.write_arrays(wide, rounded, {})
+    there = single_files.infer_predictor(shapes_of(weights_of(wide)), {})
+    here = dataclasses.replace(there, **changes)
+    found, expected = (
+        {v.name: v for v in adapt_weights(read_source(path, here), here, (), 0)} for path in (small, wide)
+    )
+    assert isinstance(weights_of(small)["final_layer.linear.weight"], StoredArray)
+    assert isinstance(found["blocks.0.attn.qkv.weight"].value, StoredArray)
+    for name, value in found.items():
+        assert np.array_equal(value.value, expected[name].value) and value.how == expected[name].how
 
 
 # --- rows of squares, and of parts ------------------------------------------------------------------------------------

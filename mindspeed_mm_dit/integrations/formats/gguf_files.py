@@ -90,7 +90,7 @@ def _shape_of(reader: Any, tensor: Any, what: str) -> tuple[int, ...]:
     shape = tuple(int(side) for side in tensor.shape[::-1])
     if (field := reader.get_field(f"{_SHAPE}{tensor.name}")) is not None:
         original = tuple(field.contents())
-        if not all(isinstance(side, int) for side in original) or math.prod(original) != math.prod(shape):
+        if not all(isinstance(side, int) and side > 0 for side in original) or math.prod(original) != math.prod(shape):
             raise CheckpointError(f"{what} is of shape {shape} and not of {original}. Copy or download the file again.")
         return original
     return shape
