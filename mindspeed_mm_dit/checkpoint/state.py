@@ -18,6 +18,8 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.weight_adapters import adapter_of
 
 Arrays = dict[str, np.ndarray]
+"""Tensors by name. Matrices of few bits are ``StoredArray`` (``framework/low_bit.py``), which act as arrays of float32;
+``np.asarray`` makes an array of one."""
 Shapes = dict[str, Shape]
 
 TREES = ("model", "ema", "optimizer")
