@@ -403,6 +403,10 @@ FORMATS = {
 # --- quantise ---------------------------------------------------------------------------------------------------------
 
 
+_CHUNK = 2**16
+"""Numbers that stay in a processor's cache."""
+
+
 def quantized(weight: np.ndarray, name: str) -> LowBitWeight:
     """Return a weight (out, in) in the format ``name``, "nf4", "fp8", "int8" or "bf16", each number the nearest.
 
@@ -415,9 +419,19 @@ def _to_nf4(weight: np.ndarray) -> LowBitWeight:
     blocks = _by_block(weight.reshape(-1), BLOCK, NUMPY)
     absmax = np.abs(blocks).max(1)
     relative = blocks / np.maximum(absmax, np.finfo(np.float32).tiny)[:, None]
-    codes = np.searchsorted((NF4[1:] + NF4[:-1]) / 2, relative.reshape(-1), side="left").astype(np.uint8)
+    codes = _number_above(relative.reshape(-1), (NF4[1:] + NF4[:-1]) / 2)
     packed = (codes[::2] << 4) | codes[1::2]
     return LowBitWeight("nf4", weight.shape, {"codes": packed[: -(-weight.size // 2)], "absmax": absmax, "table": NF4})
+
+
+def _number_above(numbers: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Return how many of a few ``bounds`` are below each of the numbers, uint8: many times faster than a search."""
+    counts = np.zeros(len(numbers), np.uint8)
+    for begin in range(0, len(numbers), _CHUNK):
+        some, count = numbers[begin : begin + _CHUNK], counts[begin : begin + _CHUNK]
+        for bound in bounds:
+            count += some > bound
+    return counts
 
 
 def _to_int8(weight: np.ndarray) -> LowBitWeight:
@@ -429,11 +443,11 @@ def _to_int8(weight: np.ndarray) -> LowBitWeight:
 def _to_fp8(weight: np.ndarray) -> LowBitWeight:
     scale = np.abs(weight).max() / np.float32(448)
     relative = np.abs(weight) / max(scale, np.finfo(np.float32).tiny)
-    values = widen_float(np.arange(127, dtype=np.uint8), "float8_e4m3fn")
-    upper = np.searchsorted(values, relative.reshape(-1)).clip(1, 126)
-    below, above = relative.reshape(-1) - values[upper - 1], values[upper] - relative.reshape(-1)
-    code = np.where((below < above) | ((below == above) & (upper % 2 == 1)), upper - 1, upper).astype(np.uint8)
-    codes = code.reshape(weight.shape) | (np.signbit(weight).astype(np.uint8) << 7)
+    bits = relative.view(np.uint32)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - np.uint32((127 - 7) << 3)  # (ties to even, as below)
+    small = np.rint(np.minimum(relative, 1) * np.float32(2**9)).astype(np.uint32)  # (below 2^-6, steps are equal)
+    code = np.minimum(np.where(relative < np.float32(2**-6), small, normal), 126).astype(np.uint8)
+    codes = code | (np.signbit(weight).astype(np.uint8) << 7)
     return LowBitWeight(
         "fp8", weight.shape, {"codes": codes, "scale": np.float32(scale)}, (("dtype", "float8_e4m3fn"),)
     )
