@@ -22,19 +22,20 @@ MS_PLACES := --save outputs/digits-mindspore/checkpoints --load outputs/digits-m
 # that file, tests/test_cross_product.py and the tests of verification have processes of their own, in `make test-all`.
 SEAM_TESTS := tests/framework/test_framework_contract.py tests/framework/test_mindspore_file.py \
   tests/objectives/gaussian/test_loss_in_float32.py tests/golden tests/objectives/flow/test_path.py \
-  tests/objectives/test_any_latents.py tests/objectives/test_outside_objective.py tests/models/test_autoencoder_kl.py \
-  tests/models/test_outside_predictor.py tests/models/test_outside_encoders.py tests/models/test_video_transformer.py \
+  tests/objectives/test_any_latents.py tests/models/test_autoencoder_kl.py \
+  tests/models/test_outside_predictor.py tests/models/test_video_transformer.py \
   tests/models/test_lora.py tests/objectives/wan_flow tests/mindspore/test_mindspore_framework.py \
   tests/mindspore/test_sharding.py tests/mindspore/test_step.py tests/training/test_rehearsal.py \
   tests/sampling/test_autoguidance.py tests/models/test_dit_shapes.py tests/models/test_image_transformers.py tests/test_durations.py
 # What is run on the mock accelerator (tests/mock_accelerator) beside what is written for it, but for two that are long and show nothing there.
-DEVICE_TESTS := --deselect tests/training/test_initial_weights.py::test_cat_dog_fine_tunes_published_weights \
+DEVICE_TESTS := --deselect tests/training/test_lora_run.py::test_cat_dog_fine_tunes_published_weights \
   --deselect tests/tools/evaluate/test_evaluate.py::test_statistics_of_a_folder_score_like_the_folder \
   tests/device tests/test_cross_product.py tests/sampling \
   tests/training/test_run.py tests/tools/verify/test_replay.py tests/training/test_grids.py tests/training/test_lora_run.py \
-  tests/training/test_power_ema_run.py tests/training/test_same_numbers.py tests/training/test_profile.py tests/training/test_repa_run.py \
-  tests/training/test_initial_weights.py tests/training/test_text_to_image_run.py tests/training/test_buckets_run.py \
-  tests/cli/test_sample.py tests/tools/evaluate/test_evaluate.py tests/tools/verify/test_prove_run.py tests/test_api.py \
+  tests/training/test_power_ema_run.py tests/training/test_same_numbers.py tests/training/test_repa_run.py \
+  tests/training/test_low_bit_run.py \
+  tests/training/test_text_to_image_run.py \
+  tests/cli/test_sample.py tests/tools/evaluate/test_evaluate.py tests/test_api.py \
   tests/tools/visualize/test_app.py::test_the_page_answers_with_the_samples_of_the_pipeline_and_their_way \
   tests/test_planted_faults.py::test_a_fault_that_no_cpu_sees_is_caught_on_a_device
 # Rooms whose tests run in the process of the tests.

@@ -89,6 +89,7 @@ ENTRIES = {
         "mindspeed_mm_dit.configs.condition.JoinedText": "mindspeed_mm_dit.models.text_encoder:JOINED",
     },
     "adapter_format": {},
+    "data_config_format": {},
     "published_weights": {},
     "builtin_images": {},
     "builtin_clips": {},

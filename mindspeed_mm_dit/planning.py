@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,6 +96,8 @@ class Placement:
     """Number of EMAs of the weights: the plain one, and those of --power-ema-stds."""
     optimizer: ChosenOptimizer = ADAMW
     """The optimizer."""
+    offloaded_blocks: int = 0
+    """Number of blocks whose frozen weights in few bits wait in the machine's memory (--offload-blocks)."""
     offloaded: bool = False
     """Whether weights, gradients, optimizer state and EMA are in the machine's memory (fsdp2.yaml: offload_to_cpu)."""
 
@@ -152,16 +155,17 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     encoders: list[Any] = [model.ae, *model.teachers, *([model.image_encoder] if model.image_encoder else [])]
     activations, workspace = activation_bytes(model, placement)
     state = {
-        "weights": 4 * everything
-        + sum(stored_bytes(p) - 4 * count([p], S) for p in parameters.values() if p.stored_as),
+        "weights": 4 * everything + sum(_saved_bytes(p, S) for p in parameters.values() if p.stored_as),
         "gradients": 4 * trained,
         "ema": 4 * trained * placement.averages,
         "optimizer": optimizer_bytes(parameters, placement.optimizer, S),
     }
+    waiting, buffers = _offloaded_bytes(parameters, placement.offloaded_blocks)
+    state["weights"] += buffers - waiting
     on_device = dict.fromkeys(state, 0) if placement.offloaded else state
     return Memory(
         **on_device,
-        host_bytes_offloaded=sum(state.values()) if placement.offloaded else 0,
+        host_bytes_offloaded=sum(state.values()) if placement.offloaded else waiting,
         gathered=max(_gathered_bytes(model, placement), _stepped_bytes(parameters, placement.optimizer)),
         vae=sum(encoder.weight_bytes() for encoder in encoders) if online_vae else 0,
         activations_per_image=activations,
@@ -169,9 +173,25 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
     )
 
 
-def stored_bytes(p: Parameter) -> int:
-    """Return the bytes of a weight in few bits; each rank holds all of them."""
-    return num_bytes(p.stored_as, p.shape)
+def _saved_bytes(p: Parameter, shards: int) -> int:
+    """Return the difference that few bits make to the bytes of a weight on one of ``shards`` ranks: negative."""
+    return -(-num_bytes(p.stored_as, p.shape) // shards) - 4 * count([p], shards)
+
+
+def offloaded_blocks(count: int, blocks: Sequence[str]) -> list[str]:
+    """Return which blocks wait in the machine's memory if ``count`` do: evenly spread, to leave time for copies."""
+    total = len(blocks)
+    return [block for n, block in enumerate(blocks) if (n + 1) * count // total > n * count // total]
+
+
+def _offloaded_bytes(parameters: Parameters, blocks: int) -> tuple[int, int]:
+    """Return the bytes that wait in the machine's memory, and those of the two buffers on the device."""
+    by_block = parameters.by_block()
+    waiting = [
+        sum(num_bytes(p.stored_as, p.shape) for p in by_block[block] if p.stored_as)
+        for block in offloaded_blocks(blocks, parameters.blocks)
+    ]
+    return sum(waiting), 2 * max(waiting, default=0)
 
 
 def optimizer_bytes(parameters: Parameters, optimizer: ChosenOptimizer, shards: int = 1) -> int:
@@ -247,9 +267,10 @@ class MemoryLimit:
     """Number of ranks that share it."""
 
 
-def check_model_fits(model: ModelConfig, limit: MemoryLimit) -> None:
-    """Raise ConfigError unless the unsharded float32 weights of all ranks fit into ``limit``."""
-    need = limit.num_processes * host_bytes(model.predictor)
+def check_model_fits(model: ModelConfig, limit: MemoryLimit, base_dtype: str = "") -> None:
+    """Raise ConfigError unless the unsharded weights of all ranks, in ``base_dtype`` or float32, fit into ``limit``."""
+    number = num_bytes(base_dtype, (1, 2**20)) / 2**20 if base_dtype else 4.0
+    need = int(limit.num_processes * host_bytes(model.predictor, number))
     _check(model.predictor, need, "the weights of {} parameters need {}", limit)
 
 
@@ -278,10 +299,10 @@ def memory_warning(
     )
 
 
-def host_bytes(predictor: PredictorConfig) -> int:
-    """Return the bytes that a network takes when it is built: weights, and the objects that hold them."""
+def host_bytes(predictor: PredictorConfig, number: float = 4.0) -> int:
+    """Return the bytes that a network takes when it is built: weights of ``number`` bytes, and what holds them."""
     parameters = parameters_of(predictor)
-    return 4 * parameters.num_elements() + BLOCK_BYTES * len(parameters.blocks)
+    return int(number * parameters.num_elements()) + BLOCK_BYTES * len(parameters.blocks)
 
 
 def state_bytes(plan: Memory) -> int:

@@ -6,19 +6,15 @@ import zlib
 
 import numpy as np
 
-SD_VAE = {
-    "_class_name": "AutoencoderKL", "in_channels": 3, "out_channels": 3, "act_fn": "silu", "latent_channels": 4,
-    "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32, "sample_size": 256,
-}  # fmt: skip
-SMALL = SD_VAE | {
-    "block_out_channels": [8, 16], "layers_per_block": 1, "norm_num_groups": 4,
-    "down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2,
-}  # fmt: skip
-FLUX = SMALL | {
-    "latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False,
-    "scaling_factor": 0.3611, "shift_factor": 0.1159,
-}  # fmt: skip
+SD_VAE = {"_class_name": "AutoencoderKL", "in_channels": 3, "out_channels": 3, "act_fn": "silu", "latent_channels": 4,
+          "down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4,
+          "block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "norm_num_groups": 32,
+          "sample_size": 256}  # fmt: skip
+SMALL = SD_VAE | {"block_out_channels": [8, 16], "layers_per_block": 1, "norm_num_groups": 4,
+                  "down_block_types": ["DownEncoderBlock2D"] * 2,
+                  "up_block_types": ["UpDecoderBlock2D"] * 2}  # fmt: skip
+FLUX = SMALL | {"latent_channels": 16, "use_quant_conv": False, "use_post_quant_conv": False, "scaling_factor": 0.3611,
+                "shift_factor": 0.1159}  # fmt: skip
 """As SMALL, with what is otherwise in Stable Diffusion 3 and FLUX: 16 channels, shifted, and no 1 x 1 convolutions."""
 
 
@@ -33,7 +29,6 @@ def weight(name, shape):
 
 
 def inputs(pixels, latent_pixels, batch=1, channels=4):
-    """Return images, posterior noise and scaled latents."""
     draw = np.random.default_rng(0)
     return {
         "images": draw.uniform(-1, 1, (batch, 3, pixels, pixels)).astype(np.float32),
@@ -77,10 +72,8 @@ def results(framework, autoencoder, arrays):
     """Return mean, draw and decoded images of ``autoencoder`` for ``inputs``, as arrays."""
     ops = framework.ops
     images, noise, latents = (ops.tensor(arrays[name]) for name in ("images", "posterior_noise", "scaled_latents"))
-    found = {
-        "mean": autoencoder.encode(images, None), "draw": autoencoder.encode(images, noise),
-        "decoded": autoencoder.decode(latents),
-    }  # fmt: skip
+    found = {"mean": autoencoder.encode(images, None), "draw": autoencoder.encode(images, noise),
+             "decoded": autoencoder.decode(latents)}  # fmt: skip
     return {name: ops.numpy(value) for name, value in found.items()}
 
 

@@ -1,7 +1,5 @@
 """A folder of small pictures of three shapes, and the configs of a tiny model of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,10 +9,8 @@ from PIL import Image
 SHAPES = [[8, 12], [12, 8], [8, 8]]
 COUNTS = {(16, 24): 13, (30, 20): 21, (9, 9): 17}
 """Pictures by (height, width)."""
-PREDICTOR = {
-    "model_id": "dit", "input_size": 8, "in_channels": 1, "patch_size": 4, "hidden_size": 32, "num_layers": 2,
-    "num_heads": 2, "num_classes": 2, "learn_sigma": True,
-}  # fmt: skip
+PREDICTOR = {"model_id": "dit", "input_size": 8, "in_channels": 1, "patch_size": 4, "hidden_size": 32, "num_layers": 2,
+             "num_heads": 2, "num_classes": 2, "learn_sigma": True}  # fmt: skip
 
 
 def write_pictures(folder: Path, counts: dict[tuple[int, int], int] = COUNTS) -> Path:
@@ -31,7 +27,6 @@ def write_pictures(folder: Path, counts: dict[tuple[int, int], int] = COUNTS) ->
 
 
 def write_configs(folder: Path, pictures: Path, predictor: dict | None = None, **param: object) -> Path:
-    """Write model.json and data.json of a run on ``pictures``, and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     model = {
         "ae": {"model_id": "pixel", "channels": 1},
@@ -69,17 +64,13 @@ def write_clips(folder: Path, clips: dict[str, tuple[int, int, tuple[int, int]]]
 def write_clip_configs(folder: Path, annotation: Path, predictor: dict | None = None, **param: object) -> Path:
     """Write model.json and data.json of a run on clips and stills by class, and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    network = {
-        "model_id": "custom_dit", "num_layers": 2, "num_heads": 2, "head_dim": 8, "patch_size": [1, 4, 4],
-        "in_channels": 1, "out_channels": 1, "text_dim": None, "num_classes": 2, "freq_dim": 16, "ffn_dim": 24,
-        "latent_size": [9, 8, 12], **(predictor or {}),
-    }  # fmt: skip
+    network = {"model_id": "custom_dit", "num_layers": 2, "num_heads": 2, "head_dim": 8, "patch_size": [1, 4, 4],
+               "in_channels": 1, "out_channels": 1, "text_dim": None, "num_classes": 2, "freq_dim": 16, "ffn_dim": 24,
+               "latent_size": [9, 8, 12], **(predictor or {})}  # fmt: skip
     flow = {"model_id": "wan_flow_match_scheduler", "shift": 3.0}
     model = {"ae": {"model_id": "pixel", "channels": 1}, "diffusion": flow, "predictor": network}
-    section = {
-        "dataset_type": "clips", "data_folder": str(annotation.parent), "json_path": str(annotation),
-        "label_key": "label", "buckets": VIDEO_SHAPES, "bucket_group": 4, **param,
-    }  # fmt: skip
+    section = {"dataset_type": "clips", "data_folder": str(annotation.parent), "json_path": str(annotation),
+               "label_key": "label", "buckets": VIDEO_SHAPES, "bucket_group": 4, **param}  # fmt: skip
     (folder / "model.json").write_text(json.dumps(model))
     (folder / "data.json").write_text(json.dumps({"dataset_param": section}))
     return folder

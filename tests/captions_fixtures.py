@@ -1,7 +1,5 @@
 """A few images with captions in each layout, and configs of a small DiT that learns them."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -91,11 +89,9 @@ def write_tar(folder: Path, captions=CAPTIONS, json_key: str = "") -> dict:
     return {"dataset_type": "webdataset", "captions": f".json:{json_key}" if json_key else ".txt"}
 
 
-LAYOUTS = {
-    "beside": write_beside, "csv": write_csv, "jsonl": write_jsonl, "lines": write_lines, "parquet": write_parquet,
-    "tar": write_tar,
-    "json": lambda folder, captions=CAPTIONS: write_tar(folder, captions, "caption"),
-}  # fmt: skip
+LAYOUTS = {"beside": write_beside, "csv": write_csv, "jsonl": write_jsonl, "lines": write_lines, "tar": write_tar,
+           "parquet": write_parquet,
+           "json": lambda folder, captions=CAPTIONS: write_tar(folder, captions, "caption")}  # fmt: skip
 
 
 def captioned_configs(place: Path, layout: str = "beside", **data: object) -> Configs:

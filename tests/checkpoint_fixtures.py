@@ -1,7 +1,5 @@
 """Small networks and checkpoints with values that are lost easily, and whether arrays are the same bit for bit."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np
@@ -19,10 +17,8 @@ needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is 
 needs_diffusers = pytest.mark.skipif(find_spec("diffusers") is None, reason="diffusers is not installed here")
 
 TINY = DiTConfig(input_size=8, num_classes=5, in_channels=4, hidden_size=16, num_layers=3, num_heads=2)
-TINY_VAE = KLArchitecture(
-    block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2,
-    up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4, layers_per_block=2,
-)  # fmt: skip
+TINY_VAE = KLArchitecture(block_out_channels=(8, 16), down_block_types=("DownEncoderBlock2D",) * 2,
+                          up_block_types=("UpDecoderBlock2D",) * 2, norm_num_groups=4, layers_per_block=2)  # fmt: skip
 MODEL_JSON = {
     "ae": {"model_id": "autoencoder_kl", "from_pretrained": "is not read"},
     "diffusion": {"model_id": "gaussian_diffusion"},
@@ -79,7 +75,6 @@ def assert_same(ours, theirs):
 def diffusers_dit():
     from diffusers import DiTTransformer2DModel
 
-    return DiTTransformer2DModel(
-        num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8, num_layers=3, sample_size=8,
-        patch_size=2, num_embeds_ada_norm=5, norm_eps=1e-6,
-    ).eval()  # fmt: skip
+    return DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=8,
+                                 num_layers=3, sample_size=8, patch_size=2, num_embeds_ada_norm=5,
+                                 norm_eps=1e-6).eval()  # fmt: skip

@@ -1,7 +1,5 @@
 """A few of the embedded clips, and configs of a small model that learns them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -28,7 +26,6 @@ def write_clips(place: Path) -> Path:
 
 
 def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data: object) -> Configs:
-    """Write model.json and data.json to ``place``."""
     place.mkdir(parents=True, exist_ok=True)
     frames, size = demo.NUM_FRAMES, 32
     sizes = {
@@ -44,10 +41,9 @@ def clip_configs(place: Path, clips: Path, predictor: str = "custom_dit", **data
             "out_channels": 1, "latent_size": [frames, size, size], **sizes,
         },
     }  # fmt: skip
-    param = {
-        "dataset_type": "clips", "data_folder": str(clips), "json_path": str(clips / "annotation.json"),
-        "num_frames": frames, "max_height": size, "max_width": size, "caption_dropout_prob": 0.3, **data,
-    }  # fmt: skip
+    param = {"dataset_type": "clips", "data_folder": str(clips), "json_path": str(clips / "annotation.json"),
+             "num_frames": frames, "max_height": size, "max_width": size, "caption_dropout_prob": 0.3,
+             **data}  # fmt: skip
     (place / "model.json").write_text(json.dumps(model))
     (place / "data.json").write_text(json.dumps({"dataset_param": param}))
     return Configs(place)

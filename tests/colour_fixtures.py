@@ -1,7 +1,5 @@
 """Small colour profiles (ICC version 2), and what they mean in sRGB by the arithmetic of the standards."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

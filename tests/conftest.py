@@ -1,7 +1,5 @@
 """Fixtures shared by all tests."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
@@ -27,7 +25,6 @@ EXTENDED_PACKAGES = {"before", "contract", "device"}
 OFTEN = 20
 """So many answers of a small network that MindSpore interprets cost as much as to compile it."""
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup runs ignore it, as they should
 os.environ["CUDA_VISIBLE_DEVICES"] = GPUS  # before torch: on a machine with GPUs too, tests are of the CPU unless asked
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: as many runs at a time as there are cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and no thread that spins while others work
@@ -35,13 +32,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # and no thread that spins 
 # What a shell starts in the background ignores these; runs that tests start would inherit that, and not hear a Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # (as runs under nohup ignore it, and should)
 
 pytest_plugins = ["tests.durations"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flags that run more than `make test` does."""
     parser.addoption("--extended", action="store_true", help="run the tests of `make test-all` too")
     parser.addoption("--campaign", action="store_true", help="the same, and every combination of the long campaigns")
 
@@ -95,7 +91,7 @@ def every(request):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def freeze_imports() -> None:
+def freeze_imports():
     """Take what is imported out of the garbage collector's rounds, which makes the ones below cheap."""
     gc.collect()
     gc.freeze()
@@ -120,14 +116,12 @@ def nothing_is_left_running():
 
 @pytest.fixture(scope="session")
 def golden() -> dict[str, np.ndarray]:
-    """Reference values of the published DiT."""
     with np.load(GOLDEN / "dit_tiny_p2.npz") as file:
         return dict(file)
 
 
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The digits as an image folder."""
     from mindspeed_mm_dit.tools.evaluate.demo import write_digits
 
     folder = tmp_path_factory.mktemp("data") / "digits"

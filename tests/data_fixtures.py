@@ -1,7 +1,5 @@
 """Rows and samples as a run opens them, in a line."""
 
-from __future__ import annotations
-
 from mindspeed_mm_dit.data.cache import Cache
 from mindspeed_mm_dit.data.order import split
 from mindspeed_mm_dit.data.sources import SourceRequest, source_of
@@ -17,7 +15,6 @@ def open_rows(param, num_classes=None, **wanted):
 
 
 def split_rows(rows, valid_fraction, seed):
-    """Return the rows to train on and those held out."""
     return tuple(rows.subset(part) for part in split(len(rows), valid_fraction, seed))
 
 

@@ -5,8 +5,6 @@ it. ``tests/durations.tsv`` and, for MindSpore, ``durations-mindspore.tsv`` reco
 above :data:`COSTLY_SECONDS` there must carry the mark ``costly``, which names the fact that it alone states.
 """
 
-from __future__ import annotations
-
 import collections
 import os
 import resource
@@ -25,12 +23,10 @@ LISTED_SECONDS = 0.5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that names the record to write."""
     parser.addoption("--durations-file", metavar="FILE", help="write CPU seconds and process starts of each test there")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect what the workers report, and write the file at the end."""
     path = config.getoption("--durations-file")
     if path and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Writer(Path(path)), "durations-writer")
@@ -73,9 +69,7 @@ class _Writer:
         self.costs.update((portable(report.nodeid), cost) for name, cost in report.user_properties if name == "cost")
 
     def pytest_sessionfinish(self) -> None:
-        rows = collections.Counter[str]()
-        starts = collections.Counter[str]()
-        numbers = collections.Counter[str]()
+        rows, starts, numbers = (collections.Counter[str]() for _ in range(3))
         for node, (seconds, started) in self.costs.items():
             row = node if seconds >= LISTED_SECONDS else f"{node.partition('::')[0]} (others)"
             rows[row] += seconds
@@ -88,7 +82,6 @@ class _Writer:
 
 
 def portable(node: str) -> str:
-    """Return the name of a test without the folder of this checkout, which a parameter may hold."""
     return node.replace(f"{Path(__file__).parents[1]}/", "")
 
 

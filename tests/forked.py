@@ -6,8 +6,6 @@ at its end: a test about the start or end itself starts a process, and a run wit
 PyTorch is imported is started too.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import gc
@@ -25,36 +23,23 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mindspeed_mm_dit.framework.exits import die_with_parent, without_launch_variables
 
-READ_BY_IMPORTS = (
-    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_", "CUDA_", "ASCEND_",
-    "AI_FRAMEWORK", "NON_MEGATRON", "PATH", "VIRTUAL_ENV",
-)  # fmt: skip
+READ_BY_IMPORTS = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_", "PYTHON", "LD_", "MALLOC_",
+                   "CUDA_", "ASCEND_", "AI_FRAMEWORK", "NON_MEGATRON", "PATH", "VIRTUAL_ENV")  # fmt: skip
 """Beginnings of the names of variables that decide what an import finds or sets up."""
 PATIENCE_SECONDS = 1200
 """What takes longer is taken to hang, on a slow or busy machine too; on a quiet one nothing takes a tenth of it."""
-
-
-class Process(Protocol):
-    """A run that a test has started."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
-
-    def kill(self) -> None:
-        """End it at once."""
 
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = str(ROOT / "tests" / "mock_accelerator")
 GPUS = os.environ.get("MM_DIT_TEST_GPUS", "")
 """The GPUs that tests may use, as in CUDA_VISIBLE_DEVICES; none by default."""
-PATH = os.pathsep.join(
-    [str(ROOT), *([DEVICE] if DEVICE in sys.path else []), *([os.environ.get("PYTHONPATH", "")] if GPUS else [])]
-)
+_APART, _CALLERS = DEVICE in sys.path, os.environ.get("PYTHONPATH", "")
+PATH = os.pathsep.join([str(ROOT), *([DEVICE] if _APART else []), *([_CALLERS] if GPUS else [])])
 """Where runs find packages: `make test-device` has them find a device apart, and beside a GPU the caller says more."""
 
 
@@ -64,7 +49,6 @@ class StartedProcesses(list[Any]):
     total = 0
 
     def append(self, process: Any) -> None:
-        """Add a process that has just been started."""
         super().append(process)
         self.total += 1
 
@@ -78,11 +62,11 @@ FORKED_CPU_SECONDS: list[float] = []
 class Forked:
     """A run under way, with what the tests use of ``subprocess.Popen``."""
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: str, imported: str = "standalone"
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: str, imported="standalone"):
         """Fork ``python script ...`` or ``python -m module ...`` where ``imported`` is imported already."""
-        request = {"argv": list(command), "environ": dict(environment), "folder": folder, "limits": _limits()}
+        names = [name for name in dir(resource) if name.startswith("RLIMIT_")]  # which a process inherits
+        limits = {name: resource.getrlimit(getattr(resource, name)) for name in names}
+        request = {"argv": list(command), "environ": dict(environment), "folder": folder, "limits": limits}
         (read, write), (self._status, status) = os.pipe(), os.pipe()
         socket.send_fds(_server(command[0], environment, imported), [json.dumps(request).encode()], [write, status])
         os.close(write)
@@ -93,11 +77,9 @@ class Forked:
         self.pid = int(self._line(None) or 0)
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code once it has ended."""
         if self._ended(timeout) is None:
             raise subprocess.TimeoutExpired("a forked run", timeout or 0)
         assert self.returncode is not None
@@ -115,17 +97,14 @@ class Forked:
         raise subprocess.TimeoutExpired("a forked run", timeout or 0, said)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
         self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def _ended(self, timeout: float | None) -> int | None:
@@ -157,9 +136,8 @@ def launch(command: Sequence[str], environment: Mapping[str, str], folder: str) 
     if can_fork(command, environment):
         # Whoever tests what reads texts has imported it, and his runs would: a process of its own, 5 s of CPU.
         return Forked(command, environment, folder, "texts" if "transformers" in sys.modules else "standalone")
-    return subprocess.Popen(
-        command, env=environment, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment, cwd=folder, text=True, **pipes)
 
 
 def can_fork(command: Sequence[str], environment: Mapping[str, str]) -> bool:
@@ -190,10 +168,8 @@ def _server(python: str, environment: Mapping[str, str], imported: str) -> socke
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [python, "-m", "tests.forked", str(theirs.fileno()), imported]
-            server = subprocess.Popen(
-                command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, cwd=ROOT,
-            )  # fmt: skip
+            server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                                      stdout=subprocess.DEVNULL, cwd=ROOT)  # fmt: skip
         _servers[key] = ours
         atexit.register(_end, ours, server)
     return _servers[key]
@@ -204,32 +180,24 @@ def _end(way: socket.socket, server: subprocess.Popen) -> None:
     server.wait()
 
 
-def _limits() -> dict[str, tuple[int, int]]:
-    """Return the limits of this process, which those it starts inherit."""
-    return {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")}
-
-
 # --- the process that runs are forked off ------------------------------------------------------------------------
+
+
+def _import_all(*names: str) -> None:
+    for name in names:
+        importlib.import_module(name)
 
 
 def _import_for_the_old_route() -> None:
     """Import what MindSpeed-MM's old route imports before it reads its command line, as it is imported itself."""
-    import diffusers
-    import torch
-    import torch_npu
-    import transformers
-
-    del diffusers, torch, torch_npu, transformers
+    _import_all("diffusers", "torch", "torch_npu", "transformers")
 
 
 def _import_for_the_engine() -> None:
     """Import what a run in MindSpeed-MM's native engine needs."""
     os.environ["NON_MEGATRON"] = "true"
     _import()
-    import mindspeed_mm.fsdp.train.trainer
-    import peft
-
-    del mindspeed_mm, peft
+    _import_all("mindspeed_mm.fsdp.train.trainer", "peft")
 
 
 IN_RUNS = (
@@ -244,16 +212,12 @@ IN_RUNS = (
 
 def _import() -> None:
     """Import what a run of pretrain_dit.py needs, and nothing that decides anything."""
-    import torch._dynamo  # by the first use of a shard: half a second of each rank
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-
     from mindspeed_mm_dit import framework
 
+    # The first by the first use of a shard: half a second of each rank.
+    _import_all("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp")
     framework.activate("pytorch")
-    for name in (*IN_RUNS, "mindspeed_mm_dit.training.pytorch.engine"):
-        importlib.import_module(name)
-    del torch
+    _import_all(*IN_RUNS, "mindspeed_mm_dit.training.pytorch.engine")
 
 
 def _import_for_texts() -> None:
@@ -271,18 +235,12 @@ def _import_for_mindspore() -> None:
     from mindspeed_mm_dit import framework
 
     framework.activate("mindspore")
-    for name in (*IN_RUNS, "mindspeed_mm_dit.training.mindspore.engine"):
-        importlib.import_module(name)
+    _import_all(*IN_RUNS, "mindspeed_mm_dit.training.mindspore.engine")
 
 
 def _import_libraries() -> None:
     """Import what tests of any copy of this project need, and nothing of the project itself."""
-    import hypothesis
-    import pytest
-    import torch.distributed.checkpoint
-    import torch.distributed.fsdp
-
-    del hypothesis, pytest, torch
+    _import_all("hypothesis", "pytest", "torch.distributed.checkpoint", "torch.distributed.fsdp")
     for name in [name for name in sys.modules if name.startswith(("mindspeed_mm_dit", "tests"))]:
         del sys.modules[name]
     sys.dont_write_bytecode = True  # of a copy that changes
@@ -342,12 +300,9 @@ def _add_to_path(folders: list[str]) -> None:
             runpy.run_path(str(start))
 
 
-IMPORTS = {
-    "standalone": _import, "texts": _import_for_texts, "mindspore": _import_for_mindspore,
-    "libraries": _import_libraries,
-    "old route": _import_for_the_old_route,
-    "engine": _import_for_the_engine,
-}  # fmt: skip
+IMPORTS = {"standalone": _import, "texts": _import_for_texts, "mindspore": _import_for_mindspore,
+           "libraries": _import_libraries, "old route": _import_for_the_old_route,
+           "engine": _import_for_the_engine}  # fmt: skip
 
 
 def _run(command: list[str]) -> None:

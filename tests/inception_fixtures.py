@@ -1,7 +1,5 @@
 """Random weights for torch-fidelity's Inception: the published file is not here."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Small parts of every kind that a registry holds, found by their config classes: a new part is tested unasked."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -13,18 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mindspeed_mm_dit.configs import model
 from mindspeed_mm_dit.configs.autoencoder import PixelConfig
 from mindspeed_mm_dit.configs.condition import TextCondition
 from mindspeed_mm_dit.configs.data import load_data_config
-from mindspeed_mm_dit.configs.model import (
-    AE_CONFIGS,
-    DIFFUSION_CONFIGS,
-    PREDICTOR_CONFIGS,
-    TEXT_ENCODER_CONFIGS,
-    ModelConfig,
-    autoencoder_config_of,
-    load_model_config,
-)
+from mindspeed_mm_dit.configs.model import AE_CONFIGS, TEXT_ENCODER_CONFIGS, ModelConfig
 from mindspeed_mm_dit.configs.source import SourceParam
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.errors import ConfigError, UserError
@@ -51,7 +42,7 @@ PLACES = ("pictures", "listed", "parquet", "tars", "clips", "vae", "data_kinds",
 def objectives() -> list[Any]:
     """Every objective with every combination of what can be chosen by a word."""
     found = []
-    for kind in DIFFUSION_CONFIGS.values():
+    for kind in model.DIFFUSION_CONFIGS.values():
         words = _words(kind)
         found += [config for chosen in itertools.product(*words.values()) for config in _made(kind, zip(words, chosen))]
     return found
@@ -73,7 +64,7 @@ def every_word_once(configs: list[Any]) -> list[Any]:
 def predictors(channels: int = CHANNELS) -> list[Any]:
     """Every predictor at about its smallest sizes: as it is, with each word, switch and width of output, and in every
     way to be steered or to answer that takes up to three of these at once."""
-    found = [config for kind in PREDICTOR_CONFIGS.values() for config in _of_kind(kind, channels)]
+    found = [config for kind in model.PREDICTOR_CONFIGS.values() for config in _of_kind(kind, channels)]
     return list(dict.fromkeys(found))
 
 
@@ -81,8 +72,8 @@ def models() -> list[ModelConfig]:
     """Every predictor with every objective, in the first form that its output fits."""
     found: dict[Any, ModelConfig] = {}
     for predictor, diffusion in itertools.product(predictors(), objectives()):
-        for model in fitted(PixelConfig(CHANNELS), predictor, diffusion, UMT5Config("not read")):
-            found.setdefault((predictor, diffusion.model_id), model)
+        for one in fitted(PixelConfig(CHANNELS), predictor, diffusion, UMT5Config("not read")):
+            found.setdefault((predictor, diffusion.model_id), one)
     return list(found.values())
 
 
@@ -119,14 +110,11 @@ def caches(folder: Path) -> list[tuple[ModelConfig, SourceParam]]:
     """Every cache of such data, with the model it was made for, once :func:`sources` has copied them to ``folder``."""
     shutil.copytree(GOLDEN / "wan_vae_tiny", folder / "wan_vae_tiny")
     places = [folder / name for name in CACHES]
-    return [
-        (load_model_config(place / "model.json"), load_data_config(place / "data.json").dataset_param)
-        for place in places
-    ]
+    files = [(place / "model.json", place / "data.json") for place in places]
+    return [(model.load_model_config(there), load_data_config(data).dataset_param) for there, data in files]
 
 
 def of_size(param: SourceParam, size: tuple[int, ...]) -> SourceParam:
-    """Return the same samples, read at ``size``."""
     names = param.size_setting.partition(" = ")[0].removeprefix("dataset_param.").split(", ")
     return dataclasses.replace(param, **dict(zip(names, size)))  # type: ignore[type-var]
 
@@ -137,13 +125,13 @@ def autoencoders(folder: Path) -> list[Any]:
     if active() == "pytorch":  # diffusers writes, and reads, what runs there alone
         import diffusers
 
-        from tests.models.test_autoencoder_deterministic import DC, TINY
+        from tests.models.test_autoencoder_kl_wan import DC, TINY
 
         own = {"AutoencoderTiny": TINY, "AutoencoderDC": DC, "AutoencoderKLQwenImage": {"base_dim": 4}}
         for name, settings in own.items():
             getattr(diffusers, name)(**settings).save_pretrained(folder / name)
             places.append(folder / name)
-    found = [autoencoder_config_of(str(place), "ae") for place in places]
+    found = [model.autoencoder_config_of(str(place), "ae") for place in places]
     found += [config for kind in AE_CONFIGS.values() for config in _without_files(kind)]
     return [config for config in found if active() in config.frameworks]
 
@@ -157,23 +145,18 @@ def text_encoders(folder: Path) -> list[Any]:
         write_bert(folder / "bert")
         write_clip(folder / "clip", projected=True)
         write_t5(folder / "t5")
-        models = ("qwen2_5_vl", "qwen3", "mistral3")
-        places = [BEFORE / "clips/text_encoder", *(folder / name for name in ("bert", "clip", "t5", *models))]
-        for name in models:
+        names = ("qwen2_5_vl", "qwen3", "mistral3")
+        places = [BEFORE / "clips/text_encoder", *(folder / name for name in ("bert", "clip", "t5", *names))]
+        for name in names:
             write_language_model(folder / name, name)
         kinds = [kind for kind in TEXT_ENCODER_CONFIGS.values() if not _without_files(kind)]
-        more = {
-            "mistral3": {"max_length": 48, "layers": (1, 2)}
-        }  # (whose prompt is long, and which has few layers here)
-        of_files = [
-            kind(str(place), **{"max_length": 16, "dtype": "fp32", **more.get(place.name, {})}).with_published_settings(
-                {}
-            )
-            for kind in kinds
-            for place in places
-            if kind.model_id == "mistral3" or place.name != "mistral3"
-        ]
-        found += [config for config in of_files if _is_of(config)]
+        for kind, place in itertools.product(kinds, places):
+            settings: dict[str, Any] = {"max_length": 16, "dtype": "fp32"}
+            if place.name == "mistral3":  # whose prompt is long, and which has few layers here
+                settings |= {"max_length": 48, "layers": (1, 2)}
+            if kind.model_id == "mistral3" or place.name != "mistral3":
+                config = kind(str(place), **settings).with_published_settings({})
+                found += [config] if _is_of(config) else []
     return list({config.model_id.lower(): config for config in found}.values())
 
 
@@ -194,10 +177,8 @@ def _without_files(kind: type) -> list[Any]:
 
 def name_of(*sections: Any) -> str:
     """The words of sections of a model.json, for the name of a test."""
-    words = [
-        [section.model_id, *(str(getattr(section, name)) for name in _words(type(section)))] for section in sections
-    ]
-    return "-".join(itertools.chain(*words))
+    words = [(section.model_id, *(getattr(section, name) for name in _words(type(section)))) for section in sections]
+    return "-".join(map(str, itertools.chain(*words)))
 
 
 def _of_kind(kind: type, channels: int) -> Iterator[Any]:
@@ -249,14 +230,10 @@ def _words(kind: type, switches: bool = False) -> dict[str, tuple[Any, ...]]:
     """Return what each field of ``kind`` may be that is chosen by a word, and with ``switches`` is on or off."""
     hints = typing.get_type_hints(kind)
     choices = {field.name: _choices(hints[field.name], switches) for field in dataclasses.fields(kind)}
-    if switches:
-        choices |= {field.name: NONE_OR_SOME for field in dataclasses.fields(kind) if _may_be_none(field)}
+    for field in dataclasses.fields(kind) if switches else ():
+        if type(field.default) is int and field.default == 0:  # a number of something that there is none of by default
+            choices[field.name] = NONE_OR_SOME
     return {name: values for name, values in choices.items() if values}
-
-
-def _may_be_none(field: Any) -> bool:
-    """Whether a field is a number of something that there is none of by default."""
-    return type(field.default) is int and field.default == 0
 
 
 def _choices(hint: Any, switches: bool) -> tuple[Any, ...]:

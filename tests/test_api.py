@@ -1,13 +1,9 @@
 """import mindspeed_mm_dit as dit: what it draws and trains is what mm-dit draws and trains."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import doctest
 import pickle
-import pydoc
-import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -35,7 +31,6 @@ DRAW = "--classes 3,7 --num-per-class 2 --sampler ddim --steps 3 --cfg-scale 2 -
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, digits_folder):
-    """The folder of a short run."""
     folder = tmp_path_factory.mktemp("run")
     configs = Configs.create(folder, digits_folder, hidden_size=32, num_layers=1, num_heads=2)
     assert configs.run(f"--train-iters 2 --micro-batch-size 8 --lr 1e-2 --save {folder}/checkpoints").code == 0
@@ -46,18 +41,9 @@ def drawn(pipe):
     return pipe.sample(classes=["3", 7], num=2, sampler="ddim", steps=3, guidance=2.0, seed=5)
 
 
-def test_importing_it_imports_neither_a_framework_nor_numpy():
+def test_import_brings_neither_a_framework_nor_numpy_and_its_examples_run():
     code = "import sys, mindspeed_mm_dit as dit; dit.load; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "[]\n"
-
-
-def test_help_teaches_to_load_to_create_and_to_sample():
-    words = re.sub(".\b", "", pydoc.render_doc(dit))
-    assert 'dit.load("outputs/digits")' in words and "help(pipe.sample)" in words
-    assert "load(checkpoint" in words and "create(config" in words
-
-
-def test_its_examples_run_as_they_stand():
     result = doctest.testmod(api)
     assert result.attempted >= 5 and result.failed == 0
 
@@ -112,6 +98,8 @@ def test_the_loss_of_a_batch_is_that_of_the_trainer(trained):
     assert (batch["labels"] != labels).any(), "some labels are dropped"
     there = pipe.model(**runtime.to_device(batch))
     assert torch.equal(pipe.loss(batch["pixels"], classes=labels, step=2, seed=3), there)
+    loss = pipe.loss(np.zeros((2, 1, 8, 16), np.uint8), classes=torch.tensor([1, 2]))  # (patches go into any size)
+    assert loss.shape == (2,) and bool(torch.isfinite(loss).all())
 
 
 def test_a_network_is_an_ordinary_module_that_an_ordinary_optimizer_trains(trained):
@@ -139,59 +127,57 @@ def test_a_model_of_videos_draws_frames_for_prompts(tmp_path):
     assert loss.shape == (2,) and bool(torch.isfinite(loss).all())
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"classes": ["eight"]}, "is neither a label nor a range"),
-        ({"classes": [10]}, "is outside 0 ... 9"),
-        ({"prompts": ["a cat"]}, "prompts: this model is conditioned on classes, not on texts"),
-        ({"classes": [1], "steps": 0}, "^steps = 0: must be at least 1"),
-        ({"classes": [1], "sampler": "euler"}, "euler"),
-        ({"classes": [1], "num": 0}, "num = 0: must be at least 1"),
-        ({"classes": [1], "size": 8}, "size = 8: is not height and width"),
-        ({"classes": [1], "size": "88"}, "^size = '88': is not HEIGHTxWIDTH"),
-        ({"classes": [1], "size": b"8x"}, "^size = b'8x': is not height and width"),
-        ({"classes": b"\x03"}, r"^classes = b'\\x03': is not a list"),
-        ({"interval": b"\x00\x01"}, "^interval = "),
-        ({"cfg_scale": -1}, "^cfg_scale = -1.0: must be at least 0"),
-        ({"classes": 1.5}, "'1.5' is neither a label nor a range"),
-        ({"classes": object()}, "classes = <object .*: is not a list"),
-        ({"classes": iter([])}, "classes: is empty"),
-        ({"seed": 1.5}, "^seed = 1.5: must be a whole number"),
-        ({"seed": -1}, "^seed = -1: must be at least 0"),
-        ({"seed": True}, "^seed = True: must be a whole number"),
-        ({"steps": "4"}, "^steps = '4': must be a whole number"),
-        ({"batch_size": np.float32(2)}, "^batch_size = .*2.0.*: must be a whole number"),
-        ({"num": 1.9}, "num = 1.9: must be a whole number"),
-        ({"num": "4"}, "num = '4': must be a whole number"),
-        ({"num": 10**7}, "num = 10000000: .*: at most 1,000,000 are generated at once"),
-        ({"path": 10**9}, "num = 1, path = 1000000000: .*: at most 1,000,000 are generated at once"),
-        ({"guidance": "2"}, "^guidance = '2': must be a number"),
-        ({"guidance": float("nan")}, "^guidance = nan: must be a number of at most 1,000"),
-        ({"channels": "x"}, "^channels = 'x': must be '3' or 'all'"),
-        ({"interval": (0.2,)}, r"^interval = \(0.2,\): must be two numbers with 0 <= low"),
-        ({"bf16": "no"}, "^bf16 = 'no': must be true or false"),
-        ({"options": ["eta"]}, r"options = \['eta'\]: must be a mapping"),
-        ({"sampler": 3}, "^sampler = 3: must be the name of a sampler"),
-        ({"frames": 9}, "^frames = 9: this model generates images, not videos"),
-        ({"rescale": "x"}, "^rescale = 'x': must be 'token' or 'sample'"),
-        ({"weaker": "outputs/small"}, "weaker = 'outputs/small': is not a model"),
-        ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat': this model is conditioned on classes, not on texts"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "message"), [
+    ({"classes": ["eight"]}, "eight"),
+    ({"classes": [10]}, r"0 \.\.\. 9"),
+    ({"prompts": ["a cat"]}, "prompts"),
+    ({"classes": [1], "steps": 0}, "^steps = 0"),
+    ({"classes": [1], "sampler": "euler"}, "euler"),
+    ({"classes": [1], "num": 0}, "num = 0"),
+    ({"classes": [1], "size": 8}, "size = 8"),
+    ({"classes": [1], "size": "88"}, "^size = '88'"),
+    ({"classes": [1], "size": b"8x"}, "^size = b'8x'"),
+    ({"classes": b"\x03"}, r"^classes = b'\\x03'"),
+    ({"interval": b"\x00\x01"}, "^interval = "),
+    ({"cfg_scale": -1}, r"^cfg_scale = -1\.0"),
+    ({"classes": 1.5}, r"'1\.5'"),
+    ({"classes": object()}, "classes = <object "),
+    ({"classes": iter([])}, "classes"),
+    ({"seed": 1.5}, r"^seed = 1\.5"),
+    ({"seed": -1}, "^seed = -1"),
+    ({"seed": True}, "^seed = True"),
+    ({"steps": "4"}, "^steps = '4'"),
+    ({"batch_size": np.float32(2)}, r"^batch_size = .*2\.0"),
+    ({"num": 1.9}, r"num = 1\.9"),
+    ({"num": 10**7}, "num = 10000000.* 1,000,000"),
+    ({"path": 10**9}, "path = 1000000000.* 1,000,000"),
+    ({"guidance": "2"}, "^guidance = '2'"),
+    ({"guidance": float("nan")}, "^guidance = nan.* 1,000"),
+    ({"channels": "x"}, "^channels = 'x'"),
+    ({"interval": (0.2,)}, r"^interval = \(0\.2,\)"),
+    ({"bf16": "no"}, "^bf16 = 'no'"),
+    ({"options": ["eta"]}, r"options = \['eta'\]"),
+    ({"sampler": 3}, "^sampler = 3"),
+    ({"frames": 9}, "^frames = 9"),
+    ({"rescale": "x"}, "^rescale = 'x'"),
+    ({"weaker": "outputs/small"}, "weaker = 'outputs/small'"),
+    ({"negative_prompt": "a cat"}, "negative_prompt = 'a cat'"),
+])  # fmt: skip
 def test_what_a_model_cannot_draw_is_named(trained, asked, message):
     with pytest.raises(ConfigError, match=message):
         dit.load(trained).sample(**asked)
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [{"lora": 5}, {"lora": None}, {"lora": [5]}, {"low_noise_lora": 5}, {"weights": np.array([1, 2])}, {"bf16": "x"},
-     {"framework": 5}, {"boundary": "x"}, {"model": 5}, {"checkpoint": 5}, {"low_noise_checkpoint": []}],
-)  # fmt: skip
-def test_an_argument_of_load_that_means_nothing_is_named(trained, asked):
-    with pytest.raises(UserError, match=rf"^{next(iter(asked))} = "):
-        dit.load(**{"checkpoint": trained, **asked})
+def test_arguments_of_load_that_mean_nothing_are_named(trained, tmp_path):
+    for name, value in (
+        ("lora", 5), ("lora", None), ("lora", [5]), ("low_noise_lora", 5), ("weights", np.array([1, 2])), ("bf16", "x"),
+        ("framework", 5), ("boundary", "x"), ("model", 5), ("checkpoint", 5), ("low_noise_checkpoint", []),
+        ("weights", "EMA"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=rf"^{name} = "):
+            dit.load(**{"checkpoint": trained, name: value})
+    with pytest.raises(CheckpointError, match="nothing"):
+        dit.load(tmp_path / "nothing")
 
 
 @pytest.mark.cpu
@@ -214,11 +200,10 @@ def test_numbers_of_numpy_and_pytorch_and_paths_from_home_are_taken(trained, tmp
     (trained / "drawn.png").unlink()
 
 
-VALUES = [
-    None, True, -1, 0, 1, 2, 1.5, 2**63, -(2**70), float("nan"), float("inf"), "", "4", "8x8", "ddim", "x" * 5000, b"4",
-    [], {}, [1, 2], (0.2, 0.8), {"eta": 0.5}, {"eta": "x"}, {1: 2}, np.float64(1.5), np.int64(2), np.array(2),
-    np.array([8, 8]), torch.tensor(2), torch.tensor(1.5), torch.tensor([1.0, 2.0]), object(), Path("x"), "\ud800",
-]  # fmt: skip
+VALUES = [None, True, -1, 0, 1, 2, 1.5, 2**63, -(2**70), float("nan"), float("inf"), "", "4", "8x8", "ddim", "x" * 5000,
+          b"4", [], {}, [1, 2], (0.2, 0.8), {"eta": 0.5}, {"eta": "x"}, {1: 2}, np.float64(1.5), np.int64(2),
+          np.array(2), np.array([8, 8]), torch.tensor(2), torch.tensor(1.5), torch.tensor([1.0, 2.0]), object(),
+          Path("x"), "\ud800"]  # fmt: skip
 NAMES = ("classes", "prompts", "vectors", "num", "steps", "guidance", "sampler", "seed", "negative_prompt", "frames",
          "size", "channels", "interval", "rescale", "weaker", "batch_size", "bf16", "options", "path")  # fmt: skip
 
@@ -244,44 +229,28 @@ def test_whatever_is_asked_is_done_or_refused_as_a_mistake(tmp_path, monkeypatch
 
 
 def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(trained):
-    pipe = dit.load(trained)
-    listed = pipe.sample(classes=[3], steps=2, sampler="ddim", size=(8, 16))
+    pipe, drawn = dit.load(trained), {"steps": 2, "sampler": "ddim"}
+    listed = pipe.sample(classes=[3], size=(8, 16), **drawn)
     for asked in ("3", 3, np.int64(3), torch.tensor(3), torch.tensor([3])):
-        assert (
-            pipe.sample(classes=asked, steps=2, sampler="ddim", size="8x16").arrays.tobytes() == listed.arrays.tobytes()
-        )
+        assert pipe.sample(classes=asked, size="8x16", **drawn).arrays.tobytes() == listed.arrays.tobytes()
     assert listed.arrays.shape == (1, 8, 16, 1)
-    with pytest.raises(ConfigError, match="weights = 'EMA': is neither 'ema' nor 'model'"):
-        dit.load(trained, weights="EMA")
 
 
-@pytest.mark.parametrize(
-    ("pixels", "asked", "message"),
-    [
-        (
-            np.zeros((2, 1, 8, 8), np.float32),
-            {"classes": [1, 2]},
-            r"float32 of shape .* are not \(B, C, H, W\)",
-        ),
-        (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, r"are not \(B, C, H, W\) of uint8"),
-        (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, r"are not \(B, C, H, W\) of uint8"),
-        (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "have 3 channels, and the model 1"),
-        (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "is not a whole number of patches"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples: come with 1 of label"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes: is missing"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": -1}, "step = -1: must be at least 0"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": 1.5}, "step = 1.5: must be a whole number"),
-        (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "seed": "1"}, "seed = '1': must be a whole number"),
-    ],
-)
+@pytest.mark.parametrize(("pixels", "asked", "message"), [
+    (np.zeros((2, 1, 8, 8), np.float32), {"classes": [1, 2]}, "float32"),
+    (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, "uint8"),
+    (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, "uint8"),
+    (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "3 channels"),
+    (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "patches"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples.* 1 of label"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": -1}, "step = -1"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "step": 1.5}, r"step = 1\.5"),
+    (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1, 2], "seed": "1"}, "seed = '1'"),
+])  # fmt: skip
 def test_a_batch_that_a_model_cannot_learn_from_is_named(trained, pixels, asked, message):
     with pytest.raises(ConfigError, match=message):
         dit.create(trained / "model.json").loss(pixels, **asked)
-
-
-def test_a_batch_may_have_any_size_that_patches_go_into(trained):
-    loss = dit.create(trained / "model.json").loss(np.zeros((2, 1, 8, 16), np.uint8), classes=torch.tensor([1, 2]))
-    assert loss.shape == (2,) and bool(torch.isfinite(loss).all())
 
 
 def test_a_list_names_classes_before_their_numbers_and_an_array_holds_labels():
@@ -290,15 +259,10 @@ def test_a_list_names_classes_before_their_numbers_and_an_array_holds_labels():
     pipe = dataclasses.replace(pipe, description=description)
     drawn = {"steps": 1, "sampler": "ddim"}
     for asked in (1, [1], ["1"], "0-1"):
-        with pytest.raises(ConfigError, match=r"^classes: [01]: is the name of label [01], and label [01] is"):
+        with pytest.raises(ConfigError, match=r"^classes.* label [01].* label [01]"):
             pipe.sample(classes=asked, **drawn)
     assert pipe.sample(classes=["a, b", '"1"', 5], **drawn).labels.tolist() == [2, 0, 5]
     assert pipe.sample(classes=np.array([1, 0]), **drawn).labels.tolist() == [1, 0]
-
-
-def test_what_is_no_checkpoint_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no such file or folder"):
-        dit.load(tmp_path / "nothing")
 
 
 def test_the_way_from_noise_ends_with_the_samples_and_begins_with_noise():

@@ -5,13 +5,13 @@ each source with each of these. What fits is trained and sampled, so that every 
 time have nothing more to say to each other, for each sees of the others what the next one hands it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import itertools
 import random
-from typing import Any, NamedTuple
+from collections import namedtuple
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,35 +21,20 @@ from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, DataConfig
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, DIFFUSION_CONFIGS, PREDICTOR_CONFIGS, TEXT_ENCODER_CONFIGS
 from mindspeed_mm_dit.configs.run import MultiModalArguments
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.data.conditions import CONDITIONS, register_condition
-from mindspeed_mm_dit.data.sources import SOURCES, register_source
+from mindspeed_mm_dit.data.conditions import CONDITIONS
+from mindspeed_mm_dit.data.sources import SOURCES
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.registry import (
-    AUTOENCODERS,
-    TEXT_ENCODERS,
-    check_encoders,
-    check_framework,
-    register_predictor,
-)
+from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS, check_encoders, check_framework
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, objective_of, training_draw
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.training.data_set import DataSet
 from tests import parts
 from tests.conftest import FRAMEWORK, run_config
 from tests.external import plugin
-from tests.external.condition import ANGLE, Angle, TurnedConfig
-from tests.external.source import TURNED, write_turned
+from tests.external.source import write_turned
 
-TABLES = (
-    AUTOENCODERS,
-    CONDITIONS,
-    OBJECTIVES,
-    OPTIMIZERS,
-    PREDICTOR_CONFIGS,
-    SOURCES,
-    TEXT_ENCODERS,
-)
+TABLES = (AUTOENCODERS, CONDITIONS, OBJECTIVES, OPTIMIZERS, PREDICTOR_CONFIGS, SOURCES, TEXT_ENCODERS)
 FLAGS = {"seed": 0, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 3, "clip_grad": 0.0}
 BATCH, SIDE = 3, 4
 NO_TEXTS = FRAMEWORK == "mindspore"  # whose text encoders stand beside PyTorch; small caches of states are of videos
@@ -60,10 +45,7 @@ CLOSE = {"rtol": 2e-5, "atol": 2e-6}  # float32 sums of some tens of terms, whos
 def place(tmp_path_factory, framework):
     """A folder with small data and encoders; the parts of another package stand beside ours."""
     before = [dict(table) for table in TABLES]
-    plugin.register()
-    register_source("turned", TURNED)
-    register_condition(Angle, ANGLE)
-    register_predictor(TurnedConfig)
+    plugin.register_rotary()
     folder = tmp_path_factory.mktemp("parts")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -139,11 +121,10 @@ def some_objectives():
 
 
 def takes(objective, out_channels):
-    try:
+    with suppress(ConfigError):
         objective.check_output(3, out_channels)
-    except ConfigError:
-        return False
-    return True
+        return True
+    return False
 
 
 def as_wide(predictor, text):
@@ -155,21 +136,8 @@ def as_wide(predictor, text):
     return predictor
 
 
-def pools(model):
-    """Whether the text encoders have a pooled vector, if it is asked for."""
-    texts = [condition for condition in model.predictor.conditions if isinstance(condition, TextCondition)]
-    return all(width for text in texts for width, _ in text.widths_of(model.text_encoders).values())
-
-
-class Combination(NamedTuple):
+class Combination(namedtuple("Names", "source ae text predictor objective optimizer")):
     """Names of parts that fit."""
-
-    source: str
-    ae: str
-    text: str
-    predictor: str
-    objective: str
-    optimizer: str
 
     @property
     def parts(self):
@@ -182,12 +150,8 @@ class Combination(NamedTuple):
         return set(itertools.combinations(enumerate(self), 2))
 
 
-class Fit(NamedTuple):
-    """Parts that fit."""
-
-    model: Any
-    data: Any
-    encodes: bool
+Fit = namedtuple("Fit", "model data encodes")
+"""Parts that fit."""
 
 
 @pytest.fixture(scope="module")
@@ -229,15 +193,16 @@ def data_set(model, param):
 
 
 def has_one_class(predictor):
-    label = predictor.conditions.label
-    return label is not None and label.num_classes == 1
+    return getattr(predictor.conditions.label, "num_classes", None) == 1
 
 
 def opens(model, param):
     """Return the data set, or None where it is refused: exactly where sizes, items or encoders differ."""
     conditions = model.predictor.conditions
     fits = set(conditions.items) <= set(param.items) and len(param.sample_size) == len(model.sample_size)
-    fits = fits and pools(model) and (not has_one_class(model.predictor) or getattr(param, "single_class", False))
+    texts = [condition for condition in conditions if isinstance(condition, TextCondition)]
+    pooled = [width for text in texts for width, _ in text.widths_of(model.text_encoders).values()]  # if asked for
+    fits = fits and all(pooled) and (not has_one_class(model.predictor) or getattr(param, "single_class", False))
     fits = fits and (param.dataset_type != "turned" or param.sample_size == (SIDE, SIDE))
     try:
         check_encoders(model)
@@ -275,11 +240,8 @@ def test_every_part_fits_another(fitting, sources, whole_product):
         kinds = {sources[c.source].dataset_type for c in fitting if c.source in sources}
         assert kinds == set(SOURCES) - {"mixed"}  # (made of the others: tests/data/test_mixed.py)
         conditions = {type(condition).__name__ for model in tried for condition in model.predictor.conditions}
-        assert conditions >= {name.rpartition(".")[2] for name in CONDITIONS} - {
-            "PooledText",
-            "Vector",
-            "ImageTokens",
-        }  # (no image encoder)
+        elsewhere = {"PooledText", "Vector", "ImageTokens"}  # (no image encoder)
+        assert conditions >= {name.rpartition(".")[2] for name in CONDITIONS} - elsewhere
         texts = {kind for kind in TEXT_ENCODER_CONFIGS.values() if FRAMEWORK in kind.frameworks}
         assert {type(text) for model in tried for text in model.text_encoders} == texts
 
@@ -308,9 +270,8 @@ def try_out(framework, engines, fit, optimizer):
     config, data = fit.model, fit.data
     model = DiTModel(config, *load_encoders(config, fit.encodes))
     draw = np.random.default_rng(1)
-    start = {
-        name: (0.3 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in parameters_of(config).items()
-    }
+    shapes = parameters_of(config).shapes()
+    start = {name: (0.3 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
     engine = engines.Engine(model, run_config(**FLAGS, optimizer=optimizer), None, weights=start)
     samples = data.samples(training_draw(config.diffusion))
     batch = samples.batch(np.arange(BATCH))
@@ -326,8 +287,8 @@ def try_out(framework, engines, fit, optimizer):
     for lr in (1e-2, 2e-2):  # (of a sign alone two equal steps may undo each other)
         result = engine.train_step(forward_step, iter([batch]), lr)
     assert np.isfinite(framework.ops.numpy(result.loss))
-    shapes = parameters_of(config).shapes(trained_only=True)
-    moved = {name: p for name, p in model.predictor.named_parameters() if name in shapes}
+    trained = parameters_of(config).shapes(trained_only=True)
+    moved = {name: p for name, p in model.predictor.named_parameters() if name in trained}
     still = [name for name, p in moved.items() if (framework.ops.numpy(p) == start[name]).all()]
     assert not still, f"never moved: {still}"
     if fit.encodes:
@@ -352,5 +313,5 @@ def samples_of(config, model, data):
 def test_an_encoder_of_another_framework_is_refused_by_name(framework, kind):
     if FRAMEWORK in kind.frameworks:
         pytest.skip("runs here")
-    with pytest.raises(PlatformError, match=f"runs on PyTorch alone, not on {FRAMEWORK}"):
+    with pytest.raises(PlatformError, match=f"PyTorch.* {FRAMEWORK}"):
         check_framework(kind("nowhere"))

@@ -1,7 +1,5 @@
 """The committed record of what tests cost: dear ones say which fact they alone state."""
 
-from __future__ import annotations
-
 from tests.durations import portable, read_costly
 
 

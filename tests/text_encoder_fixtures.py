@@ -1,7 +1,5 @@
 """Text encoders of transformers with few random weights, and a tokenizer for them, as folders."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -37,10 +35,8 @@ def write_clip(folder: Path, projected: bool) -> Path:
     _write_tokenizer(folder, ("<pad>", "<s>", "<unk>", "</s>"), "<s>", "</s>", "</s>", end_last=True)
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.CLIPTextConfig(
-        vocab_size=9, max_position_embeddings=16, projection_dim=12, eos_token_id=8, bos_token_id=1, pad_token_id=8,
-        **sizes,
-    )  # fmt: skip
+    config = transformers.CLIPTextConfig(vocab_size=9, max_position_embeddings=16, projection_dim=12, eos_token_id=8,
+                                         bos_token_id=1, pad_token_id=8, **sizes)  # fmt: skip
     kind = transformers.CLIPTextModelWithProjection if projected else transformers.CLIPTextModel
     kind(config).save_pretrained(folder)
     return folder
@@ -114,9 +110,8 @@ def _write_prompt_tokenizer(folder: Path, kind: str) -> None:
     words = re.findall(r"<.*?>|\w+|[^\w ]", re.sub(r"\[.*?\]", "", template).replace("{}", " ".join(_WORDS)))
     names = dict.fromkeys([*marks, "?", *words, *_WORDS])
     tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"\w+|[^\w ]"), "isolated"), pre_tokenizers.Split(Regex(" +"), "removed")
-    ])  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(r"\w+|[^\w ]"), "isolated"),
+                                                       pre_tokenizers.Split(Regex(" +"), "removed")])  # fmt: skip
     tokenizer.add_special_tokens(list(marks))
     if is_mistral:
         tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])

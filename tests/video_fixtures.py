@@ -1,7 +1,5 @@
 """Films of a few frames that say of their display what a test asks for: written without loss, with PyAV."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,15 +9,8 @@ import numpy as np
 from av.stream import Disposition
 
 
-def film(
-    path: Path,
-    frames: list[Any],
-    times: list[int] | None = None,
-    rate: int = 8,
-    cover: Any = None,
-    disposition: Any = Disposition.attached_pic,
-    **tags: Any,
-) -> Path:
+def film(path: Path, frames: list[Any], times: list[int] | None = None, rate: int = 8, cover: Any = None,
+         disposition: Any = Disposition.attached_pic, **tags: Any) -> Path:  # fmt: skip
     """Write ``frames``, shown ``times`` milliseconds after the start or ``rate`` a second.
 
     cover: (H, W, 3) uint8, a picture in the first track, marked by ``disposition``.
@@ -57,11 +48,9 @@ def flat(yuv: list[int], size: tuple[int, int] = (16, 16), form: str = "yuv420p"
 
 
 def drawn(pixels: np.ndarray) -> Any:
-    """A frame of RGB pixels (H, W, 3), in YUV."""
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels, np.uint8), format="rgb24")
     return frame.reformat(format="yuv420p")
 
 
 def grey(*levels: int, size: tuple[int, int] = (16, 16)) -> list[Any]:
-    """Frames of one grey each."""
     return [drawn(np.full((*size, 3), level)) for level in levels]

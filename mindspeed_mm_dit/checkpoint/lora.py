@@ -233,6 +233,18 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
     return Path(name), strength
 
 
+def joined_adapters(adapters: Sequence[ScaledLora]) -> Adapter:
+    """Return one adapter of unit scale that adds what all ``adapters`` add: ranks of a layer beside each other."""
+    layers: dict[str, LowRank] = {}
+    for adapter, strength in adapters:
+        for name, lora in adapter.layers.items():
+            down, up = lora.down.astype(np.float32), np.float32(strength * lora.scale) * lora.up.astype(np.float32)
+            if name in layers:
+                down, up = np.concatenate([layers[name].down, down]), np.concatenate([layers[name].up, up], 1)
+            layers[name] = LowRank(down, up, float(len(down)))
+    return Adapter(layers)
+
+
 def merge_adapters(weights: Any, adapters: Sequence[ScaledLora]) -> Any:
     """Return ``weights`` with all ``adapters`` merged in."""
     for adapter, strength in adapters:

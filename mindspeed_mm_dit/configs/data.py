@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,10 +11,12 @@ from mindspeed_mm_dit.configs.limits import Between, Fraction, Section, shorten_
 from mindspeed_mm_dit.configs.source import Shape, SourceParam
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.errors import ConfigError, not_known
-from mindspeed_mm_dit.registry import Configs
+from mindspeed_mm_dit.registry import Configs, Registry
 
 SOURCE_CONFIGS = Configs("data_source")
 """Class of section ``dataset_param`` by ``dataset_type``; ``data/sources.py`` opens each."""
+DATA_CONFIG_FORMATS = Registry[Callable[[dict[str, Any], str], dict[str, Any]]]("data_config_format")
+"""Forms that a data.json has in other programs: (its content, its path) -> the content in our form."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,9 @@ class DataConfig:
 
 def load_data_config(path: str | Path, flag: str = "--mm-data") -> DataConfig:
     """Read the data.json that ``flag`` names; raises ConfigError naming the file and the key."""
-    from mindspeed_mm_dit.integrations.mindspeed_mm.data_json import translated  # (which imports this package)
-
-    content = translated(read_json(path, flag), str(path))
+    content = read_json(path, flag)
+    for translate in DATA_CONFIG_FORMATS.values():
+        content = translate(content, str(path))
     if "dataset_param" in content:
         content["dataset_param"] = _samples(content["dataset_param"], f"{path}: dataset_param")
     return from_mapping(DataConfig, content, str(path))

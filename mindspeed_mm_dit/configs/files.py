@@ -60,7 +60,7 @@ def check_file(path: str | Path) -> int:
     try:
         status = os.stat(path)
     except FileNotFoundError:
-        raise UnusableFile("is a link to nothing" if os.path.islink(path) else "is listed but missing") from None
+        raise UnusableFile("is a link to nothing" if os.path.islink(path) else "does not exist") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise UnusableFile(f"cannot be read: {error_text(error)}") from None
     for is_kind, words in _KINDS:

@@ -107,6 +107,8 @@ class MultiModalArguments:
     """A few captions of the data, as example prompts; saved in every checkpoint."""
     words: tuple[str, ...] = ()
     """All words of the captions, if the model knows no others; saved in every checkpoint."""
+    offload_blocks: int = 0
+    """Number of blocks whose frozen weights wait in the machine's memory."""
     data_set: Any = field(default=None, compare=False, repr=False)
     """The samples (``training.data_set.DataSet``), which the checks before a run open once; None until then."""
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.flag import flag, positive_float, positive_int
+from mindspeed_mm_dit.configs.flag import flag, positive_float, positive_int, unsigned_int
 from mindspeed_mm_dit.configs.fsdp2 import numbers_in
 from mindspeed_mm_dit.configs.limits import MAX_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
@@ -294,6 +294,12 @@ class FineTuning:
         None,
         choices=BASE_DTYPES,
         compared="setting",
+    )
+    offload_blocks: int = flag(
+        "keep the frozen weights of N blocks in the machine's memory, and copy each to the device ahead of its turn",
+        0,
+        type=unsigned_int,
+        metavar="N",
     )
     freeze: tuple[str, ...] = flag(
         "do not train these modules of the predictor, e.g. y_embedder or blocks.{0-13}",

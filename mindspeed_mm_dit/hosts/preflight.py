@@ -34,7 +34,7 @@ from mindspeed_mm_dit.errors import ConfigError, DataError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.models.data import check_sizes, models_by_shape, most_expensive_shape, with_budget
-from mindspeed_mm_dit.models.meta import with_tuning
+from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
 from mindspeed_mm_dit.planning import MemoryLimit, Placement, check_model_fits, check_state_fits, memory_warning
@@ -68,6 +68,8 @@ class HostFacts:
     """Raises ConfigError if something in fsdp2.yaml does not fit the model, or is not supported."""
     has_context_parallel: bool = False
     """Whether ranks can share the tokens of a sample."""
+    has_low_bit_weights: bool = False
+    """Whether a frozen base can be stored in few bits."""
     mm_model: str = "--mm-model"
     """Setting that names model.json."""
     mm_data: str = "--mm-data"
@@ -111,9 +113,10 @@ def check_configs(
     """
     mm = _read(args, host, fsdp2)
     # the model
-    check_model_fits(mm.model, host.machine)  # (before its parameters are counted one by one)
+    check_model_fits(mm.model, host.machine, tuning.base_dtype)  # (before its parameters are counted one by one)
     check_sizes(mm.model, mm.data.dataset_param)  # (before the memory of a step of each shape)
-    mm = replace(mm, model=with_tuning(mm.model, tuning))
+    mm = replace(mm, model=with_tuning(mm.model, tuning), offload_blocks=args.offload_blocks)
+    _check_base(args, mm, host)
     # how the ranks share the work, and whether it fits their memory
     if mm.fsdp2 is not None:
         mm.fsdp2.shard_ranks(host.world_size)
@@ -158,6 +161,29 @@ def _read(args: RunConfig, host: HostFacts, fsdp2: Fsdp2Config | None) -> MultiM
     )
 
 
+def _check_base(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> None:
+    """Raise ConfigError or PlatformError unless a base in few bits, and blocks that wait, are possible here."""
+    if args.base_dtype and not host.has_low_bit_weights:
+        raise PlatformError(f"--base-dtype = {args.base_dtype} is not offered in {host.name}. Leave it out.")
+    if not args.offload_blocks:
+        return
+    what, blocks = f"--offload-blocks = {args.offload_blocks}", parameters_of(mm.model).blocks
+    if not args.base_dtype:
+        raise ConfigError(f"{what} moves frozen weights, and none are stored apart. Add --base-dtype.")
+    if args.offload_blocks > len(blocks):
+        raise ConfigError(f"{what} is more than the {len(blocks)} blocks of this model. Use fewer.")
+    if mm.fsdp2 is None or not mm.fsdp2.recompute_modules:
+        raise ConfigError(
+            f"{what} needs the blocks to be recomputed in backward. Add --use-torch-fsdp2, and recompute_modules in "
+            "fsdp2.yaml (mm-dit plan --write-fsdp2 writes them)."
+        )
+    if mm.fsdp2.shard_ranks(host.world_size) > 1 or mm.fsdp2.offload_to_cpu:
+        raise ConfigError(
+            f"{what} is for one device: several ranks share the weights by sharding_size of fsdp2.yaml, and "
+            "offload_to_cpu there already keeps them in the machine's memory. Use one of them."
+        )
+
+
 def _check_context_parallel(ranks: int, mm: MultiModalArguments, host: HostFacts) -> None:
     """Raise ConfigError or PlatformError unless ``ranks`` ranks can share a sample here."""
     if ranks > 1 and not host.has_context_parallel:
@@ -178,6 +204,7 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         sequence_ranks=args.context_parallel_size,
         averages=1 + len(args.power_ema_stds or ()),
         optimizer=args.chosen_optimizer(),
+        offloaded_blocks=args.offload_blocks,
     ).sharded_by(mm.fsdp2)
     check_state_fits(mm.model, placement, host.device)
     warning = memory_warning(
@@ -266,6 +293,7 @@ def host_facts() -> HostFacts:
         device=machine if runtime.device_type() == "cpu" else device,
         bf16_modes=runtime.BF16_MODES,
         has_context_parallel=runtime.HAS_CONTEXT_PARALLEL,
+        has_low_bit_weights=runtime.HAS_LOW_BIT_WEIGHTS,
         check_sharding=engine_module().check_sharding,
     )
 

@@ -32,10 +32,13 @@ class DiTModel(nn.Module):
     and posterior noise come with the batch. Arguments are passed by their names in the batch.
 
     ``autoencoder``, ``text_encoders``: from ``registry.load_encoders``, or a NoAutoencoder and no text encoders for a
-    model that only reads from a cache. If ``autoencoder`` is None, both are loaded.
+    model that only reads from a cache. If ``autoencoder`` is None, both are loaded. ``options``: of
+    ``registry.build_predictor``.
     """
 
-    def __init__(self, config: ModelConfig, autoencoder: Any = None, text_encoders: Sequence[TextEncoder] = ()) -> None:
+    def __init__(
+        self, config: ModelConfig, autoencoder: Any = None, text_encoders: Sequence[TextEncoder] = (), **options: Any
+    ) -> None:
         super().__init__()
         if autoencoder is None:
             autoencoder, text_encoders = load_encoders(config)
@@ -46,7 +49,7 @@ class DiTModel(nn.Module):
         self.calls_model = objective.calls_model
         unconditional = config.predictor.conditions.unconditional(1) if objective.calls_model else None
         self._unconditional_label = None if unconditional is None else int(unconditional["labels"][0])
-        self.predictor = build_predictor(config)
+        self.predictor = build_predictor(config, **options)
         self._conditions = config.predictor.conditions
         self._condition_arrays = len(self._conditions.names)
         begins = self._conditions.frames is not None and self._conditions.frames.mask_channels == 1
@@ -58,7 +61,7 @@ class DiTModel(nn.Module):
         self.loss_names = (*self._conditions.names, *self.diffusion.draw_names, *self._features)
         self.declared: Parameters = parameters_of(config)
         for name, parameter in self.predictor.named_parameters():
-            parameter.requires_grad = self.declared[name].trained
+            parameter.requires_grad = name in self.declared and self.declared[name].trained
 
     @functools.cached_property
     def _teachers(self) -> tuple[Any, ...]:

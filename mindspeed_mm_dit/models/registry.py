@@ -28,6 +28,7 @@ from mindspeed_mm_dit.configs.teacher import (
     tokens_per_side,
 )
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
+from mindspeed_mm_dit.configs.tuning import LoraSpec, is_linear_weight
 from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
@@ -88,14 +89,22 @@ class _Builders(Mapping[str, Callable[[PredictorConfig], Any]]):
 PREDICTOR_MODEL_MAPPINGS = _Builders()
 
 
-def build_predictor(config: ModelConfig) -> Any:
-    """Build the network of model.json with its adapters; the values are loaded later."""
-    formats = {name: p.stored_as for name, p in parameters_of(config).items() if p.stored_as}
+def build_predictor(config: ModelConfig, base_dtype: str = "", adapters: Mapping[str, LoraSpec] | None = None) -> Any:
+    """Build the network of model.json; the values are loaded later.
+
+    base_dtype: format of few bits for the weights of all linear layers, for sampling; a run says so in ``config``.
+    adapters: adapter by layer (default: those of ``config``).
+    """
+    formats = {
+        name: p.stored_as or base_dtype
+        for name, p in parameters_of(config).items()
+        if p.stored_as or (base_dtype and is_linear_weight(name, p))
+    }
     with runtime.without_weights() if formats else nullcontext():
         network = network_of(config.predictor)
     if formats:
         runtime.pack_weights(network, formats)
-    if adapters := adapters_of(config):
+    if adapters := adapters_of(config) if adapters is None else adapters:
         from mindspeed_mm_dit.models.layers import with_adapters
 
         with_adapters(network, adapters)

@@ -12,7 +12,15 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint.adapting import adapt_weights, base_digest, differing_settings, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport, format_of, read_weights
-from mindspeed_mm_dit.checkpoint.lora import ScaledLora, adapter_facts, merge_adapters, read_adapter, read_adapters
+from mindspeed_mm_dit.checkpoint.lora import (
+    Adapter,
+    ScaledLora,
+    adapter_facts,
+    joined_adapters,
+    merge_adapters,
+    read_adapter,
+    read_adapters,
+)
 from mindspeed_mm_dit.checkpoint.state import (
     LEARNED_SETTINGS,
     check_names,
@@ -59,6 +67,8 @@ class CheckpointDescription:
     weights: Literal["ema", "model"] = "ema"
     adapters: Sequence[ScaledLora] = ()
     """Adapters to add to its weights."""
+    base_dtype: str = ""
+    """Format of few bits for its linear layers; empty: float32."""
     low: CheckpointDescription | None = None
     """The low-noise expert of Wan 2.2; this one is then the high-noise expert."""
     boundary: float = 0.0
@@ -73,11 +83,14 @@ def describe(request: ModelRequest, flag: str = CHECKPOINT) -> CheckpointDescrip
         ConfigError: model.json is missing or wrong, the model does not fit this machine, adapters are of another
             network, or two experts do not belong together.
     """
-    described = read_newest(request.checkpoint, flag, lambda path: _described(path, request.model, flag))
+    described = read_newest(
+        request.checkpoint, flag, lambda path: _described(path, request.model, flag, request.base_dtype or "")
+    )
     predictor = described.config.predictor.with_guidance(request.network_guidance)
     config = replace(described.config, predictor=predictor)
     adapters = _read_adapters(request.lora, config, "--low-noise-lora" if flag == LOW else "--lora")
-    described = replace(described, config=config, weights=request.weights, adapters=adapters)
+    dtype = request.base_dtype or ""
+    described = replace(described, config=config, weights=request.weights, adapters=adapters, base_dtype=dtype)
     second = request.low_noise_checkpoint or (_second_of(Path(request.checkpoint)) if flag == CHECKPOINT else None)
     if second is None:
         for name, value in (("--boundary", request.boundary), ("--low-noise-lora", request.low_noise_lora or None)):
@@ -85,7 +98,7 @@ def describe(request: ModelRequest, flag: str = CHECKPOINT) -> CheckpointDescrip
                 raise ConfigError(f"{name} = {shorten_repr(value)} {NEEDS_TWO}")
         return described
     model, weights, loras = request.model, request.weights, request.low_noise_lora
-    low = describe(ModelRequest(second, model=model, weights=weights, lora=loras), LOW)
+    low = describe(ModelRequest(second, model=model, weights=weights, lora=loras, base_dtype=request.base_dtype), LOW)
     boundary = _boundary_between(config, low.config, request.boundary, f"{LOW} = {second}")
     return replace(described, low=low, boundary=boundary)
 
@@ -96,7 +109,7 @@ def _second_of(checkpoint: Path) -> Path | None:
     return FORMATS[kind].second_network(checkpoint) if kind else None
 
 
-def _described(path: Path, model_json: str | Path | None, flag: str) -> CheckpointDescription:
+def _described(path: Path, model_json: str | Path | None, flag: str, base_dtype: str) -> CheckpointDescription:
     facts = _facts(path)
     if model_json is not None and not (flag == LOW and "model" in facts):
         config = load_model_config(model_json)
@@ -108,7 +121,7 @@ def _described(path: Path, model_json: str | Path | None, flag: str) -> Checkpoi
     else:
         raise ConfigError(f"--model is needed, because {path} contains no model.json.")
     config = config.without_teachers()
-    check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()))
+    check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()), base_dtype)
     classes, captions, words = (tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words"))
     return CheckpointDescription(config, classes, captions, words, path)
 
@@ -143,8 +156,20 @@ def load_model(
     bf16: only to generate samples in bfloat16. torch_compile: compile the blocks when they are first called. encodes:
     with autoencoder and text encoders.
     """
-    model = DiTModel(description.config, None if encodes else NoAutoencoder(description.config.ae))
-    weights = weights_of(description)
+    autoencoder = None if encodes else NoAutoencoder(description.config.ae)
+    if not description.base_dtype:
+        model, weights = DiTModel(description.config, autoencoder), weights_of(description)
+    else:
+        weights, adapters = base_and_adapters(description)
+        if adapters and description.low is not None:
+            raise ConfigError(
+                f"--base-dtype = {description.base_dtype} stores two experts in few bits only without adapters. Leave "
+                "it out, or merge the adapters: mm-dit convert --merge-lora."
+            )
+        joined = joined_adapters(adapters)
+        joined.check_fits(shapes_of(weights))
+        model = DiTModel(description.config, autoencoder, base_dtype=description.base_dtype, adapters=joined.specs())
+        weights = weights | joined.arrays()
     check_names(runtime.shapes(model.predictor), shapes_of(weights), f"--checkpoint = {description.path}")
     runtime.load_arrays(model.predictor, weights)
     runtime.compiled(model.predictor)
@@ -274,8 +299,8 @@ def weights_of(description: CheckpointDescription) -> Arrays:
 
     Raises CheckpointError if the base is no longer where the run read it.
     """
-    weights = _weights_of_network(description)
-    return merge_adapters(weights, description.adapters) if description.adapters else weights
+    weights, adapters = base_and_adapters(description)
+    return merge_adapters(weights, adapters) if adapters else weights
 
 
 def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
@@ -292,13 +317,23 @@ def _read_published(path: Path, kind: str, config: ModelConfig) -> Arrays:
     return without_projectors(state.weights)
 
 
-def _weights_of_network(description: CheckpointDescription) -> Arrays:
+def base_and_adapters(description: CheckpointDescription) -> tuple[Arrays, list[ScaledLora]]:
+    """Return the weights of a network, and the adapters of its checkpoint and its request, which are to be added.
+
+    Raises CheckpointError if the base is no longer where the run read it.
+    """
+    weights, trained = _base_of(description)
+    return weights, [*([ScaledLora(trained, 1.0)] if trained else []), *description.adapters]
+
+
+def _base_of(description: CheckpointDescription) -> tuple[Arrays, Adapter | None]:
+    """Return the weights in a checkpoint; of one with adapters, those of their base, and the adapters."""
     path, predictor, use_ema = description.path, description.config.predictor, description.weights == "ema"
     adapter, kind = adapter_facts(path), format_of(path)
     if not adapter and kind and FORMATS[kind].storage is StorageSupport.ONE_TREE:
-        return _read_published(path, kind, description.config)
+        return _read_published(path, kind, description.config), None
     if not adapter:
-        return read_weights(path, use_ema)
+        return read_weights(path, use_ema), None
     facts, what = read_facts(path), f"--checkpoint = {path}"
     command = facts.get(COMMAND, {})
     base_path = path.parent / str(command.get("folder", ".")) / str(adapter.get(BASE_FROM))
@@ -313,8 +348,7 @@ def _weights_of_network(description: CheckpointDescription) -> Arrays:
         raise CheckpointError(
             f"{what} contains adapters, and {base_path} is not the base model they were trained on. {hint}"
         )
-    weights: dict[str, np.ndarray] = read_adapter(path, use_ema=use_ema).merged(base)
-    return weights
+    return base, read_adapter(path, use_ema=use_ema)
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from mindspeed_mm_dit.configs.limits import (
     shorten_repr,
     whole_number,
 )
+from mindspeed_mm_dit.configs.tuning import BASE_DTYPES
 from mindspeed_mm_dit.errors import ConfigError, UserError, flag_of
 from mindspeed_mm_dit.framework import FRAMEWORKS
 
@@ -197,6 +198,8 @@ class ModelRequest(Request):
     its model.json)"""
     bf16: bool = setting(False)
     """run the network's matrix products in bfloat16"""
+    base_dtype: Literal["nf4", "int8", "fp8", "bf16"] | None = setting(choices=BASE_DTYPES, metavar="FORMAT")
+    """store the weights of linear layers in few bits (nf4, int8, fp8 or bf16), adapters beside them"""
     torch_compile: bool = setting(False)
     """compile each block: a minute at the start, then faster steps"""
     framework: Literal["pytorch", "mindspore"] = setting(FRAMEWORKS[0], "ai-framework", choices=FRAMEWORKS)

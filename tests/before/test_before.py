@@ -11,8 +11,7 @@ pytest.importorskip("transformers", reason="requirements/video.txt")
 pytest.importorskip("pyarrow", reason="requirements/parquet.txt")
 
 from mindspeed_mm_dit.cli.main import main
-from tests.before.runs import run, run_on_mindspore
-from tests.before.same_lines import assert_same_lines, assert_same_validations
+from tests.before.runs import assert_same_lines, assert_same_validations, run, run_on_mindspore
 from tests.conftest import GOLDEN, ROOT
 from tests.mindspore import launch as mindspore
 
@@ -57,20 +56,17 @@ def place(tmp_path_factory):
 def assert_same(outcome, expected):
     assert_same_lines(outcome, expected["lines"])
     assert_same_validations(outcome, expected["validations"])
+    assert "changed since the checkpoint" not in outcome.output
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_run_on_older_files_prints_their_losses(place, name):
-    outcome = run(place, RUNS[name])
-    assert_same(outcome, EXPECTED["runs"][name])
-    assert "changed since the checkpoint" not in outcome.output
+    assert_same(run(place, RUNS[name]), EXPECTED["runs"][name])
 
 
 @mindspore.needs_mindspore
 def test_older_mindspore_checkpoint_is_resumed(place):
-    outcome = run_on_mindspore(place, ON_MINDSPORE)
-    assert_same(outcome, EXPECTED["runs"]["mindspore"])
-    assert "changed since the checkpoint" not in outcome.output
+    assert_same(run_on_mindspore(place, ON_MINDSPORE), EXPECTED["runs"]["mindspore"])
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -6,8 +6,7 @@ import re
 import pytest
 
 from mindspeed_mm_dit.cli.main import main
-from tests.before.runs import run, run_on_mindspore
-from tests.before.same_lines import assert_same_lines
+from tests.before.runs import assert_same_lines, run, run_on_mindspore
 from tests.conftest import ROOT
 from tests.mindspore import launch as mindspore
 
@@ -57,9 +56,8 @@ def test_example_prints_its_older_losses_on_mindspore(place, config):
 
 @pytest.mark.parametrize("config", PLANS)
 def test_example_describes_its_older_model(capsys, config):
-    assert (
-        main(["plan", "--model", f"{ROOT / config}/model.json", "--world-size", "8", "--device-memory-gib", "80"]) == 0
-    )
+    flags = ["--world-size", "8", "--device-memory-gib", "80"]
+    assert main(["plan", "--model", f"{ROOT / config}/model.json", *flags]) == 0
     said = capsys.readouterr().out
     expected = {**PLANS[config], "ema": PLANS[config]["gradients"]}  # an average is of what is trained, since
     found = {name: re.findall(rf"^ *{name} +([\d.,]+)", said, re.MULTILINE) for name in expected}

@@ -6,17 +6,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from mindspeed_mm_dit.checkpoint.lora import ADAPTER_FORMATS
 from mindspeed_mm_dit.checkpoint.state import State
 from mindspeed_mm_dit.cli.main import main
+from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.integrations.formats import diffusers_folder as folder_of_diffusers
+from mindspeed_mm_dit.integrations.formats.pipelines import _sampling_times
 from mindspeed_mm_dit.integrations.formats.single_files import SAFETENSORS
+from mindspeed_mm_dit.models.joint import pack
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
 from tests.autoencoder_kl_fixtures import FLUX, our_shapes, write_flux2, write_folder
 from tests.checkpoint.test_lora_files import TARGETS, drawn
+from tests.checkpoint.test_pipeline import drawn as pictures_of
 from tests.checkpoint_fixtures import assert_same
 from tests.text_encoder_fixtures import write_clip, write_language_model, write_t5
 
@@ -48,16 +54,13 @@ FAMILIES = {
 }  # fmt: skip
 """Class in diffusers -> predictor, its settings, those of the objective, arguments of a call there, and here."""
 CLIP = partial(write_clip, projected=True)
+LANGUAGE_MODELS = {"QwenImagePipeline": "qwen2_5_vl", "ZImagePipeline": "qwen3", "Flux2Pipeline": "mistral3",
+                   "Flux2KleinPipeline": "qwen3"}  # fmt: skip
 ENCODERS = {
     "FluxPipeline": (("t5", write_t5), ("clip", partial(write_clip, projected=False))),
     "StableDiffusion3Pipeline": (("clip", CLIP), ("clip", CLIP), ("t5", partial(write_t5, width=32))),
-    "QwenImagePipeline": (("qwen2_5_vl", partial(write_language_model, kind="qwen2_5_vl")),),
-    "ZImagePipeline": (("qwen3", partial(write_language_model, kind="qwen3")),),
-    "Flux2Pipeline": (("mistral3", partial(write_language_model, kind="mistral3")),),
-    "Flux2KleinPipeline": (("qwen3", partial(write_language_model, kind="qwen3")),),
+    **{name: ((kind, partial(write_language_model, kind=kind)),) for name, kind in LANGUAGE_MODELS.items()},
 }
-
-
 LENGTHS = {"mistral3": 48, "qwen2_5_vl": 16, "qwen3": 20}
 """Tokens of a caption in its prompt; of T5 and CLIP LENGTH."""
 
@@ -99,38 +102,26 @@ def filled(config):
     return {name: 0.2 * draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def our_picture(place, config, asked, *adapters):
+def our_picture(place, asked, *adapters):
     """Pixels (H, W, 3) from 0 to 1."""
-    from mindspeed_mm_dit.sampling.conditions import SampleConditions
-    from mindspeed_mm_dit.sampling.generate import generate, with_defaults
-    from mindspeed_mm_dit.sampling.load import describe, load_model
-    from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
-
-    model = load_model(describe(ModelRequest(place / "a.safetensors", lora=adapters)))
-    request = with_defaults(SampleRequest(steps=STEPS, seed=3, **({"guidance": 1.0} | asked)), config)
-    return generate(model, config, SampleConditions({"caption": [TEXT]}), request)[0] / 255
+    asked = {"steps": STEPS, "seed": 3, "guidance": 1.0, **asked}
+    return pictures_of(place / "a.safetensors", {"caption": [TEXT]}, adapters, **asked)[0] / 255
 
 
 def their_picture(pipeline, config, asked, predictor):
-    import torch
-
-    from mindspeed_mm_dit.models.joint import pack
-
     noise = torch.from_numpy(normals(3, Stream.SAMPLE_START, np.array([0]), config.latent_shape))
     latents = pack(noise) if predictor in ("flux", "qwen_image") else noise
     length = {} if predictor == "qwen_image" else {"max_sequence_length": config.text_encoders[-1].max_length}
     size = dict(zip(("height", "width"), SIZE))
-    return pipeline(
-        prompt=TEXT, latents=latents, num_inference_steps=STEPS, output_type="np", **size, **length, **asked
-    ).images[0]
+    given = {"prompt": TEXT, "latents": latents, "num_inference_steps": STEPS, "output_type": "np"}
+    return pipeline(**given, **size, **length, **asked).images[0]
 
 
 VARIANTS = ("FluxPipeline, schnell", "Flux2KleinPipeline")
+NAMES = [pytest.param(name, marks=[pytest.mark.extended] * (name in VARIANTS)) for name in FAMILIES]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.extended] * (name in VARIANTS)) for name in FAMILIES]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name, tmp_path):
     predictor, _, _, theirs, ours = FAMILIES[name]
     kind = getattr(diffusers, name.partition(",")[0], None)
@@ -146,25 +137,22 @@ def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name,
     pipeline.set_progress_bar_config(disable=True)
     picture = their_picture(pipeline, config, theirs, predictor)
     assert picture.shape == (*SIZE, 3) and picture.std() > 0.03
-    found = our_picture(tmp_path, config, ours)
+    found = our_picture(tmp_path, ours)
     np.testing.assert_allclose(found, picture, atol=1.01 / 255)
     (tmp_path / "lora").mkdir()
     ADAPTER_FORMATS["diffusers"].write(tmp_path / "lora", drawn(config.predictor, TARGETS[predictor]), shapes)
     pipeline.load_lora_weights(tmp_path / "lora")
-    adapted = our_picture(tmp_path, config, ours, str(tmp_path / "lora"))
+    adapted = our_picture(tmp_path, ours, str(tmp_path / "lora"))
     assert np.abs(adapted - found).max() > 0.1
     np.testing.assert_allclose(adapted, their_picture(pipeline, config, theirs, predictor), atol=1.01 / 255)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"diffusion": {"path": "gvp"}}, "diffusion.sample_schedule = null"),
-        ({"diffusion": {"shift_base": 4096}}, "diffusion.shift_base = 4096"),
-        ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
-        ({"text_encoder": {"model_id": "words"}}, "text_encoder: words"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"diffusion": {"path": "gvp"}}, "diffusion.sample_schedule = null"),
+    ({"diffusion": {"shift_base": 4096}}, "diffusion.shift_base = 4096"),
+    ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
+    ({"text_encoder": {"model_id": "words"}}, "text_encoder: words"),
+])  # fmt: skip
 def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp_path, capsys):
     parts = {
         "ae": {"model_id": "autoencoder_kl", "from_pretrained": "vae", "latent_channels": 3},
@@ -183,10 +171,6 @@ def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp
 @pytest.mark.parametrize("name", ["flux", "qwen_image"])
 def test_times_shifted_by_tokens_are_those_of_the_pipeline(name):
     from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
-    from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
-    from mindspeed_mm_dit.integrations.formats.pipelines import _sampling_times
-    from mindspeed_mm_dit.objectives.flow.timesteps import sampling_times
 
     flow = FlowMatchingConfig(dynamic_shift=name, data_time=0)
     told = _sampling_times(SimpleNamespace(diffusion=flow, latent_shape=(16, 64, 64)))

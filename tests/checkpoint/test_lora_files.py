@@ -5,6 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from mindspeed_mm_dit.checkpoint.lora import ADAPTER_FORMATS, Adapter, LowRank, parse, read_adapters
 from mindspeed_mm_dit.cli.main import main
@@ -73,10 +75,8 @@ def assert_same(found, wanted, exactly=True):
     for layer, own in wanted.layers.items():
         other = found.layers[layer]
         if exactly:
-            assert other.alpha == pytest.approx(own.alpha, rel=1e-6) and other.down.tobytes() == own.down.tobytes(), (
-                layer
-            )
-            assert other.up.tobytes() == own.up.tobytes(), layer
+            same = other.down.tobytes() == own.down.tobytes() and other.up.tobytes() == own.up.tobytes()
+            assert same and other.alpha == pytest.approx(own.alpha, rel=1e-6), layer
         np.testing.assert_allclose(other.change(), own.change(), rtol=1e-5, atol=1e-7)
 
 
@@ -98,9 +98,7 @@ def test_written_adapters_are_read_as_they_were(model, knows_the_base, tmp_path)
 
 def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
     draw = np.random.default_rng(0)
-    parts = [
-        LowRank(*(draw.standard_normal(s).astype(np.float32) for s in ((r, 6), (4, r))), 2.0 * r) for r in (2, 1, 3)
-    ]
+    parts = [LowRank(*(draw.standard_normal(s, np.float32) for s in ((r, 6), (4, r))), 2.0 * r) for r in (2, 1, 3)]
     whole = joined(parts)
     assert (whole.rank, whole.scale) == (6, 2.0)
     for rows, part in zip(np.split(whole.change(), 3), parts):
@@ -116,14 +114,11 @@ def test_q_k_and_v_apart_are_one_layer_here_and_apart_again():
     assert joined(split_adapter(dense, 3)).up.tobytes() == dense.up.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("source", "form", "file"),
-    [
-        ("wan_lora_ffn", "diffusers", "pytorch_lora_weights.safetensors"),
-        ("kohya.safetensors", "kohya", ""),
-        ("native.safetensors", "native", ""),
-    ],
-)
+@pytest.mark.parametrize(("source", "form", "file"), [
+    ("wan_lora_ffn", "diffusers", "pytorch_lora_weights.safetensors"),
+    ("kohya.safetensors", "kohya", ""),
+    ("native.safetensors", "native", ""),
+])  # fmt: skip
 def test_files_of_other_programs_are_written_as_they_were(tmp_path, source, form, file):
     path, notes = written(form, tmp_path, lora_files.read(FOLDER / source), parameters_of(WAN).shapes())
     wanted, found = (read_safetensors_file(place / file)[0] for place in (FOLDER / source, path))
@@ -135,34 +130,23 @@ DOWN_UP = ("lora_down.weight", "lora_up.weight")
 WAN_Q = ["blocks.1.attn1.to_q"]
 
 
-@pytest.mark.parametrize(
-    ("name", "suffixes", "wanted"),
-    [
-        ("blocks.1.self_attn.proj_q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # MindSpeed-MM
-        ("blocks.1.self_attn.q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # DiffSynth
-        ("diffusion_model.blocks.1.self_attn.q", DOWN_UP, WAN_Q),
-        ("transformer.blocks.1.attn1.to_q", ("lora.down.weight", "lora.up.weight"), WAN_Q),
-        ("lora_unet_blocks_1_self_attn_q", DOWN_UP, WAN_Q),
-        ("base_model.model.blocks.1.attn1.to_q", ("lora_A.weight", "lora_B.weight"), WAN_Q),
-        ("lora_transformer_blocks_1_attn1_to_q", ("lora_down", "lora_up"), WAN_Q),
-        ("transformer.single_transformer_blocks.1.attn.to_q", DOWN_UP, ["single_transformer_blocks.1.attn.to_q"]),
-        ("lora_transformer_transformer_blocks_1_attn_to_add_out", DOWN_UP, ["transformer_blocks.1.attn.to_add_out"]),
-        ("lycoris_transformer_blocks_0_ff_context_net_2", DOWN_UP, ["transformer_blocks.0.ff_context.net.2"]),
-        ("lora_unet_joint_blocks_0_x_block_attn2_qkv", DOWN_UP, [f"transformer_blocks.0.attn2.to_{x}" for x in "qkv"]),
-        (
-            "diffusion_model.double_blocks.1.txt_attn.qkv",
-            DOWN_UP,
-            [f"transformer_blocks.1.attn.add_{x}_proj" for x in "qkv"],
-        ),
-        ("diffusion_model.layers.1.attention.to_q", DOWN_UP, ["layers.1.attention.to_q"]),
-        (
-            "lora_unet_context_refiner_0_attention_out",
-            DOWN_UP,
-            ["context_refiner.0.attention.to_out.0"],
-        ),  # musubi-tuner
-        ("lora_unet_transformer_blocks_1_img_mod_1", DOWN_UP, ["transformer_blocks.1.img_mod.1"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "suffixes", "wanted"), [
+    ("blocks.1.self_attn.proj_q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # MindSpeed-MM
+    ("blocks.1.self_attn.q", ("lora_A.default.weight", "lora_B.default.weight"), WAN_Q),  # DiffSynth
+    ("diffusion_model.blocks.1.self_attn.q", DOWN_UP, WAN_Q),
+    ("transformer.blocks.1.attn1.to_q", ("lora.down.weight", "lora.up.weight"), WAN_Q),
+    ("lora_unet_blocks_1_self_attn_q", DOWN_UP, WAN_Q),
+    ("base_model.model.blocks.1.attn1.to_q", ("lora_A.weight", "lora_B.weight"), WAN_Q),
+    ("lora_transformer_blocks_1_attn1_to_q", ("lora_down", "lora_up"), WAN_Q),
+    ("transformer.single_transformer_blocks.1.attn.to_q", DOWN_UP, ["single_transformer_blocks.1.attn.to_q"]),
+    ("lora_transformer_transformer_blocks_1_attn_to_add_out", DOWN_UP, ["transformer_blocks.1.attn.to_add_out"]),
+    ("lycoris_transformer_blocks_0_ff_context_net_2", DOWN_UP, ["transformer_blocks.0.ff_context.net.2"]),
+    ("lora_unet_joint_blocks_0_x_block_attn2_qkv", DOWN_UP, [f"transformer_blocks.0.attn2.to_{x}" for x in "qkv"]),
+    ("double_blocks.1.txt_attn.qkv", DOWN_UP, [f"transformer_blocks.1.attn.add_{x}_proj" for x in "qkv"]),
+    ("diffusion_model.layers.1.attention.to_q", DOWN_UP, ["layers.1.attention.to_q"]),
+    ("lora_unet_context_refiner_0_attention_out", DOWN_UP, ["context_refiner.0.attention.to_out.0"]),  # musubi-tuner
+    ("lora_unet_transformer_blocks_1_img_mod_1", DOWN_UP, ["transformer_blocks.1.img_mod.1"]),
+])  # fmt: skip
 def test_names_of_other_programs_are_known_without_the_base(name, suffixes, wanted, tmp_path):
     matrices = (np.ones((2, 64), np.float32), np.ones((64 * len(wanted), 2), np.float32))
     arrays = {f"{name}.{suffix}": matrix for suffix, matrix in zip(suffixes, matrices)}
@@ -174,15 +158,16 @@ def test_names_of_other_programs_are_known_without_the_base(name, suffixes, want
 @pytest.mark.parametrize("alphas", [0, 1, 2, 4])
 def test_assumed_alphas_are_counted(alphas, tmp_path):
     ranks = {"blocks.0.attn1.to_q": 1, "blocks.0.attn1.to_v": 2, "blocks.1.attn1.to_q": 2, "blocks.1.attn2.to_k": 2}
-    arrays = {f"transformer.{layer}.lora_A.weight": np.ones((rank, 8), np.float32) for layer, rank in ranks.items()}
-    arrays |= {f"transformer.{layer}.lora_B.weight": np.ones((8, rank), np.float32) for layer, rank in ranks.items()}
-    arrays |= {f"transformer.{layer}.alpha": np.array(3.0, np.float32) for layer in [*ranks][:alphas]}
+    arrays = {f"transformer.{layer}.alpha": np.array(3.0, np.float32) for layer in [*ranks][:alphas]}
+    for layer, rank in ranks.items():
+        for half, shape in (("A", (rank, 8)), ("B", (8, rank))):
+            arrays[f"transformer.{layer}.lora_{half}.weight"] = np.ones(shape, np.float32)
     write_arrays(tmp_path / "a.safetensors", arrays, {})
     found = lora_files.read(tmp_path / "a.safetensors", [*ranks])
     wanted = [3.0] * alphas + [float(rank) for rank in ranks.values()][alphas:]
     assert [found.layers[layer].alpha for layer in ranks] == wanted
-    assert len(found.notes) == (alphas < 4) and all("alpha" in note for note in found.notes)
-    assert 0 in (alphas, 4 - alphas) or f"{4 - alphas} of its 4 layers" in found.notes[0]
+    assert len(found.notes) == (alphas < 4)
+    assert alphas in (0, 4) or f"{4 - alphas} of its 4" in found.notes[0]
 
 
 TEXT_ENCODERS_IN = {
@@ -201,78 +186,69 @@ def test_adapters_of_text_encoders_are_counted_and_not_applied(program, tmp_path
     write_arrays(tmp_path / "a.safetensors", network | of_text, {lora_files.METADATA: json.dumps(settings)})
     found = lora_files.read(tmp_path / "a.safetensors", ["blocks.0.attn1.to_q"])
     assert [*found.layers] == ["blocks.0.attn1.to_q"] and found.layers["blocks.0.attn1.to_q"].alpha == 8
-    assert len(found.notes) == 1 and "of a text encoder are in the file too (2)" in found.notes[0]
+    assert len(found.notes) == 1 and "(2)" in found.notes[0]
     write_arrays(tmp_path / "b.safetensors", of_text, {})
-    with pytest.raises(CheckpointError, match="text encoder"):
-        lora_files.read(tmp_path / "b.safetensors")
+    pytest.raises(CheckpointError, lora_files.read, tmp_path / "b.safetensors").match("text encoder")
 
 
-def test_a_strength_that_the_file_does_not_say_is_said():
-    assert lora_files.read(FOLDER / "wan_lora").layers["blocks.0.attn1.to_q"].scale == 2
-    silent = lora_files.read(FOLDER / "wan_lora_no_metadata")
-    assert silent.layers["blocks.0.attn1.to_q"].scale == 1 and "no alpha" in silent.notes[0]
-    folded = lora_files.read(FOLDER / "native.safetensors")
-    assert folded.layers["blocks.0.attn1.to_q"].scale == 1 and folded.notes == ()  # (ss_network_alpha is 8: in A and B)
+@pytest.mark.parametrize(("name", "scale", "is_noted"), [
+    ("wan_lora", 2, False), ("wan_lora_no_metadata", 1, True),
+    ("native.safetensors", 1, False),  # (ss_network_alpha is 8: in A and B)
+])  # fmt: skip
+def test_a_strength_that_the_file_does_not_say_is_said(name, scale, is_noted):
+    found = lora_files.read(FOLDER / name)
+    assert found.layers["blocks.0.attn1.to_q"].scale == scale
+    assert any("no alpha" in note for note in found.notes) == is_noted
 
 
 def test_alpha_and_rank_of_single_layers_are_peft_s_patterns(tmp_path):
-    shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft")
-    config = json.loads((tmp_path / "peft/adapter_config.json").read_text())
+    file = shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft") / "adapter_config.json"
+    config = json.loads(file.read_text())
     for patterns, alphas in (
         ({"attn1.to_out.0": 2, "transformer_blocks.1.attn1.to_out.0": 4}, [2, 2]),
         ({r"^transformer_blocks\.1\..*": 4, "attn1.to_out.0": 2}, [2, 4]),
     ):
-        config["alpha_pattern"] = patterns
-        (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config))
+        file.write_text(json.dumps(config | {"alpha_pattern": patterns}))
         layers = lora_files.read(tmp_path / "peft").layers
         assert [layers[f"blocks.{i}.attn.proj"].alpha for i in (0, 1)] == alphas
-    config["alpha_pattern"] = {"attn1.to_out.0": 2}
     assert layers["blocks.0.attn.qkv"].scale == 2
-    (tmp_path / "peft/adapter_config.json").write_text(json.dumps(config | {"use_rslora": True}))
+    file.write_text(json.dumps(config | {"alpha_pattern": {"attn1.to_out.0": 2}, "use_rslora": True}))
     assert lora_files.read(tmp_path / "peft").layers["blocks.0.attn.proj"].scale == pytest.approx(2 / 4**0.5)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4': changes"),
-        ({"init_lora_weights": "loftq"}, "init_lora_weights = 'loftq': changes"),
-        ({"use_dora": True}, "use_dora = True: changes"),
-        ({"modules_to_save": ["proj_out"]}, r"modules_to_save = \['proj_out'\]: changes"),
-        ({"use_xora": 0.5}, "use_xora = 0.5: changes"),  # of tomorrow
-        ({"peft_type": "LOHA"}, "peft_type = 'LOHA': changes"),
-        ({"layers_to_transform": [0]}, r"layers_to_transform = \[0\]: changes"),
-        ({"r": 3}, "r = 3: the matrices of transformer_blocks.0.attn1.to_k have rank 4"),
-        ({"rank_pattern": {"to_v": 8}}, "r = 8: the matrices of transformer_blocks.0.attn1.to_v have rank 4"),
-        ({"target_modules": ["to_q"]}, "target_modules: does not name transformer_blocks.0.attn1.to_k"),
-        ({"exclude_modules": r".*to_k"}, "exclude_modules: names transformer_blocks.0.attn1.to_k"),
-        ({"lora_alpha": "8"}, "lora_alpha = '8'"),
-        ({"lora_alpha": 10**400}, "lora_alpha = about"),
-        ({"alpha_pattern": {"to_k": [8]}}, r"alpha_pattern = \[8\]"),
-        ({"alpha_pattern": {"to_k(": 8}}, r"alpha_pattern: 'to_k\(': is no regular expression"),
-        ({"alpha_pattern": {"(a|t|o|_)*!": 8}}, "alpha_pattern: .*: could take for ever"),
-        ({"alpha_pattern": {".*.*.*.*!": 8}}, "alpha_pattern: .*: could take for ever"),
-    ],
-)
+@pytest.mark.parametrize(("change", "words"), [
+    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4'"),
+    ({"init_lora_weights": "loftq"}, "init_lora_weights = 'loftq'"),
+    ({"use_dora": True}, "use_dora = True"),
+    ({"modules_to_save": ["proj_out"]}, r"modules_to_save = \['proj_out'\]"),
+    ({"use_xora": 0.5}, "use_xora = 0.5"),  # of tomorrow
+    ({"peft_type": "LOHA"}, "peft_type = 'LOHA'"),
+    ({"layers_to_transform": [0]}, r"layers_to_transform = \[0\]"),
+    ({"r": 3}, "r = 3.*attn1.to_k.* 4"),
+    ({"rank_pattern": {"to_v": 8}}, "r = 8.*attn1.to_v.* 4"),
+    ({"target_modules": ["to_q"]}, "target_modules.*attn1.to_k"),
+    ({"exclude_modules": r".*to_k"}, "exclude_modules.*attn1.to_k"),
+    ({"lora_alpha": "8"}, "lora_alpha = '8'"),
+    ({"lora_alpha": 10**400}, "lora_alpha = about"),
+    ({"alpha_pattern": {"to_k": [8]}}, r"alpha_pattern = \[8\]"),
+    ({"alpha_pattern": {"to_k(": 8}}, r"alpha_pattern.*'to_k\('"),
+    ({"alpha_pattern": {"(a|t|o|_)*!": 8}}, "alpha_pattern.*for ever"),
+    ({"alpha_pattern": {".*.*.*.*!": 8}}, "alpha_pattern.*for ever"),
+])  # fmt: skip
 def test_peft_setting_of_another_meaning_is_refused(change, words, tmp_path):
-    shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft")
-    file = tmp_path / "peft/adapter_config.json"
+    file = shutil.copytree(FOLDER / "dit_lora", tmp_path / "peft") / "adapter_config.json"
     config = json.loads(file.read_text())
     as_mindspeed_mm_writes = {"target_modules": ["transformer_blocks.{*}"]}
     without_effect = {"loftq_config": {"bits": 4}, "use_xora": None, "init_lora_weights": "gaussian"}
     file.write_text(json.dumps(config | as_mindspeed_mm_writes | without_effect))
     assert lora_files.read(tmp_path / "peft").layers
     file.write_text(json.dumps(config | change))
-    with pytest.raises(CheckpointError, match=words):
-        lora_files.read(tmp_path / "peft")
+    pytest.raises(CheckpointError, lora_files.read, tmp_path / "peft").match(words)
 
 
 @pytest.mark.parametrize("file", ["a.safetensors", "a.pt"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_alpha_of_two_bytes_is_read_from_either_file(file, dtype, tmp_path):
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import save_file
-
     kind, layer = getattr(torch, dtype), "lora_unet_blocks_0_self_attn_q"
     named = {"lora_down.weight": torch.ones(4, 64), "lora_up.weight": torch.ones(64, 4), "alpha": torch.tensor(2.0)}
     arrays = {f"{layer}.{name}": tensor.to(kind) for name, tensor in named.items()}
@@ -285,53 +261,58 @@ def test_a_kohya_file_names_every_layer_that_diffusers_asks_for(tmp_path):
     adapter = drawn(WAN, ("to_q",))
     path, notes = written("kohya", tmp_path, adapter, parameters_of(WAN).shapes())
     arrays = read_safetensors_file(path)[0]
-    assert len(arrays) == 3 * 2 * 10 and "16 layers without an adapter are written as zeros" in notes[0]
+    assert len(arrays) == 3 * 2 * 10 and "16 layers" in notes[0]
     assert_same(lora_files.read(path), adapter)
-    assert (
-        "diffusers cannot read this file" in ADAPTER_FORMATS["kohya"].write(tmp_path / "k.safetensors", adapter, {})[0]
-    )
+    assert "diffusers" in ADAPTER_FORMATS["kohya"].write(tmp_path / "k.safetensors", adapter, {})[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "words"),
-    [
-        ("blocks.0.attn1.to_q.lora_magnitude_vector", np.ones(64, np.float32), "is part of DoRA"),
-        ("blocks.0.attn1.to_q.dora_scale", np.ones((64, 1), np.float32), "is part of DoRA"),
-        ("blocks.0.attn1.to_q.lokr_w1", np.ones((4, 4), np.float32), "is part of LoKr"),
-        ("blocks.0.attn1.to_q.hada_w1_a", np.ones((4, 4), np.float32), "is part of LoHa"),
-        ("blocks.0.attn1.norm_q.diff", np.ones(64, np.float32), "is no part of a LoRA"),
-        ("blocks.0.attn1.to_q.lora_A.weight", None, "lacks one of its two matrices"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.ones((3, 64), np.float32), "the ranks differ"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.full((4, 64), np.nan, np.float32), "to_q.*not finite"),
-        ("blocks.0.attn1.to_q.lora_B.weight", np.full((64, 4), -np.inf, np.float32), "to_q.*not finite"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), bool), "to_q.*bool"),
-        ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), np.int64), "to_q.*int64"),
-    ],
-)
+@pytest.mark.parametrize(("name", "array", "words"), [
+    ("blocks.0.attn1.to_q.lora_magnitude_vector", np.ones(64, np.float32), "is part of DoRA"),
+    ("blocks.0.attn1.to_q.dora_scale", np.ones((64, 1), np.float32), "is part of DoRA"),
+    ("blocks.0.attn1.to_q.lokr_w1", np.ones((4, 4), np.float32), "is part of LoKr"),
+    ("blocks.0.attn1.to_q.hada_w1_a", np.ones((4, 4), np.float32), "is part of LoHa"),
+    ("blocks.0.attn1.norm_q.diff", np.ones(64, np.float32), "is no part of a LoRA"),
+    ("blocks.0.attn1.to_q.lora_A.weight", None, "lacks one of its two matrices"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.ones((3, 64), np.float32), "the ranks differ"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.full((4, 64), np.nan, np.float32), "to_q.*not finite"),
+    ("blocks.0.attn1.to_q.lora_B.weight", np.full((64, 4), -np.inf, np.float32), "to_q.*not finite"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), bool), "to_q.*bool"),
+    ("blocks.0.attn1.to_q.lora_A.weight", np.ones((4, 64), np.int64), "to_q.*int64"),
+])  # fmt: skip
 def test_what_is_no_lora_of_this_network_is_refused(name, array, words, tmp_path):
     arrays = read_safetensors_file(FOLDER / "wan_adapter/pytorch_lora_weights.safetensors")[0] | {name: array}
     write_arrays(tmp_path / "x.safetensors", {name: array for name, array in arrays.items() if array is not None}, {})
-    with pytest.raises(CheckpointError, match=words):
-        lora_files.read(tmp_path / "x.safetensors")
+    pytest.raises(CheckpointError, lora_files.read, tmp_path / "x.safetensors").match(words)
 
 
 def test_adapters_of_other_networks_or_several_are_refused(tmp_path):
     wide = WanConfig(num_layers=2, num_attention_heads=4, attention_head_dim=32, ffn_dim=96, text_dim=32)
-    for config, words in ((wide, r"blocks.0.attn1.to_k, .* \(64, 64\): is \(128, 128\)"), (DIT, "no linear layer")):
+    for config, words in ((wide, r"blocks.0.attn1.to_k.*\(64, 64\).*\(128, 128\)"), (DIT, "no linear layer")):
         with pytest.raises(CheckpointError, match=words):
             read_adapters([str(FOLDER / "wan_lora")], parameters_of(config).shapes(), "--lora")
     adapter = Adapter({"transformer_blocks.0.attn.to_q": LowRank(*(np.ones((2, 2), np.float32),) * 2, 2.0)})
-    with pytest.raises(ConfigError, match="--model: is needed: several networks have layers of these names"):
-        ADAPTER_FORMATS["native"].write(tmp_path / "c.safetensors", adapter, {})
+    write = ADAPTER_FORMATS["native"].write
+    pytest.raises(ConfigError, write, tmp_path / "c.safetensors", adapter, {}).match("--model.*several networks")
 
 
-def test_merged_adapters_change_their_layers_alone():
+def test_merged_adapters_change_their_layers_alone_one_after_the_other(tmp_path):
     weights, adapter = initial_weights(parameters_of(WAN), 0), drawn(WAN, ("to_q",))
     none, once = adapter.merged(weights, 0.0), adapter.merged(weights)
     assert [name for name in weights if none[name].tobytes() != weights[name].tobytes()] == []
-    assert {name for name in weights if not np.array_equal(once[name], weights[name])} == {
-        f"{n}.weight" for n in adapter.layers
-    }
+    changed = {name.removesuffix(".weight") for name in weights if not np.array_equal(once[name], weights[name])}
+    assert changed == set(adapter.layers)
+    (tmp_path / "a:2").write_text("")
+    assert parse("a.safetensors:0.5", "--lora") == parse("a.safetensors:.5", "--lora")
+    assert parse("a.safetensors:-1", "--lora")[1] == -1 and parse("c:/a", "--lora")[1] == 1
+    assert parse(str(tmp_path / "a:2"), "--lora") == (tmp_path / "a:2", 1.0)
+    wan = str(GOLDEN / "wan_tiny.pt")
+    loras = ["--merge-lora", str(FOLDER / "wan_lora"), "--merge-lora", f"{FOLDER / 'kohya.safetensors'}:-0.5"]
+    assert main(["convert", wan, str(tmp_path / "merged.safetensors"), *loras]) == 0
+    merged, base = read_safetensors_file(tmp_path / "merged.safetensors")[0], read_torch_file(wan)["model"]
+    name = "blocks.1.attn2.to_v"
+    one, other = (lora_files.read(FOLDER / n).layers[name] for n in ("wan_lora", "kohya.safetensors"))
+    wanted = base[f"{name}.weight"] + one.change() - 0.5 * other.change()
+    np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -348,8 +329,6 @@ def peers():
 
 
 def their_wan(diffusers):
-    import torch
-
     content = torch.load(GOLDEN / "wan_tiny.pt", weights_only=True)
     model = diffusers.WanTransformer3DModel(**content["config"])
     model.load_state_dict(content["model"])
@@ -357,13 +336,10 @@ def their_wan(diffusers):
 
 
 def their_output(model, values, group, **inputs):
-    import torch
-
     with torch.no_grad():
         x, t = (torch.from_numpy(values[f"{group}/{name}"]) for name in "xt")
-        return model(x, timestep=t, **{k: torch.from_numpy(values[v]) for k, v in inputs.items()}, return_dict=False)[
-            0
-        ].numpy()
+        given = {name: torch.from_numpy(values[f"{group}/{own}"]) for name, own in inputs.items()}
+        return model(x, timestep=t, **given, return_dict=False)[0].numpy()
 
 
 def our_wan_output(adapter, values):
@@ -393,14 +369,12 @@ def test_diffusers_and_peft_load_what_is_written_here_for_wan(peers, values, for
     else:
         state, metadata = peers.WanPipeline.lora_state_dict(str(path), return_lora_metadata=True)
         model.load_lora_adapter(state, prefix="transformer", metadata=metadata)
-    theirs = their_output(model, values, "wan", encoder_hidden_states="wan/text")
+    theirs = their_output(model, values, "wan", encoder_hidden_states="text")
     assert relative(theirs, our_wan_output(adapter, values)) < 1e-5
     assert relative(theirs, our_wan_output(Adapter({}), values)) > 1e-3
 
 
 def their_dit(diffusers, weights):
-    import torch
-
     model = diffusers.DiTTransformer2DModel(
         num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=8,
         patch_size=2, num_embeds_ada_norm=10, norm_eps=1e-6, attention_bias=True,
@@ -423,7 +397,6 @@ def our_dit_output(weights, values):
 
 def test_peft_reads_our_adapters_of_a_dit_and_we_read_its(peers, values, tmp_path):
     import peft
-    import torch
 
     torch.manual_seed(0)
     draw = np.random.default_rng(3)
@@ -434,7 +407,7 @@ def test_peft_reads_our_adapters_of_a_dit_and_we_read_its(peers, values, tmp_pat
     adapter = drawn(DIT, TARGETS["dit"])
     path, _ = written("peft", tmp_path, adapter, parameters_of(DIT).shapes())
     model = peft.PeftModel.from_pretrained(their_dit(peers, weights), str(path))
-    theirs = their_output(model, values, "dit", class_labels="dit/y")
+    theirs = their_output(model, values, "dit", class_labels="y")
     assert relative(our_dit_output(adapter.merged(weights), values), theirs) < 1e-5
     assert relative(our_dit_output(weights, values), theirs) > 1e-3
     config = peft.LoraConfig(r=3, lora_alpha=5, target_modules=["to_q", "to_v", "ff.net.2"], init_lora_weights=False)
@@ -442,37 +415,19 @@ def test_peft_reads_our_adapters_of_a_dit_and_we_read_its(peers, values, tmp_pat
     model.save_pretrained(str(tmp_path / "theirs"))
     found = lora_files.read(tmp_path / "theirs")
     assert set(found.layers) == {f"blocks.{i}.{layer}" for i in (0, 1) for layer in ("attn.qkv", "mlp.fc2")}
-    theirs = their_output(model, values, "dit", class_labels="dit/y")
+    theirs = their_output(model, values, "dit", class_labels="y")
     assert relative(our_dit_output(found.merged(weights), values), theirs) < 1e-5
 
 
-def test_convert_merges_adapters_one_after_the_other(tmp_path):
-    (tmp_path / "a:2").write_text("")
-    assert parse("a.safetensors:0.5", "--lora") == parse("a.safetensors:.5", "--lora")
-    assert parse("a.safetensors:-1", "--lora")[1] == -1 and parse("c:/a", "--lora")[1] == 1
-    assert parse(str(tmp_path / "a:2"), "--lora") == (tmp_path / "a:2", 1.0)
-    wan = str(GOLDEN / "wan_tiny.pt")
-    loras = ["--merge-lora", str(FOLDER / "wan_lora"), "--merge-lora", f"{FOLDER / 'kohya.safetensors'}:-0.5"]
-    assert main(["convert", wan, str(tmp_path / "merged.safetensors"), *loras]) == 0
-    merged, base = read_safetensors_file(tmp_path / "merged.safetensors")[0], read_torch_file(wan)["model"]
-    name = "blocks.1.attn2.to_v"
-    one, other = (lora_files.read(FOLDER / n).layers[name] for n in ("wan_lora", "kohya.safetensors"))
-    wanted = base[f"{name}.weight"] + one.change() - 0.5 * other.change()
-    np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("{lora} x.safetensors", "--to: is needed"),
-        ("{lora} x.safetensors --to khoya", "'kohya'"),
-        ("{lora} x.safetensors --to peft", "name a folder"),
-        ("{lora} x --to native", "end it in .safetensors"),
-        ("{lora} x --to peft --merge-lora {lora}", "SOURCE holds adapters itself"),
-        ("{wan} x.safetensors --merge-lora nothing.safetensors", "there is no such file"),
-        ("{wan} x.safetensors --merge-lora {lora}:2000", "its strength must lie between"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("{lora} x.safetensors", "--to"),
+    ("{lora} x.safetensors --to khoya", "'kohya'"),
+    ("{lora} x.safetensors --to peft", "folder"),
+    ("{lora} x --to native", ".safetensors"),
+    ("{lora} x --to peft --merge-lora {lora}", "SOURCE holds adapters itself"),
+    ("{wan} x.safetensors --merge-lora nothing.safetensors", "there is no such file"),
+    ("{wan} x.safetensors --merge-lora {lora}:2000", "its strength must lie between"),
+])  # fmt: skip
 def test_impossible_conversions_are_refused(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = arguments.format(lora=FOLDER / "wan_lora", wan=GOLDEN / "wan_tiny.pt").split()

@@ -9,16 +9,11 @@ from pathlib import Path
 
 TREES = ("mindspeed_mm", "mindspeed")
 PARAMS = "mindspeed_mm/mindspeed_mm/fsdp/params"
-FOLLOWED = (
-    "mindspeed_mm.fsdp.train.trainer",
-    "mindspeed_mm.fsdp.train.train_engine",
-    "mindspeed_mm.fsdp.models.modelhub",
-)
+FOLLOWED = [f"mindspeed_mm.fsdp.{name}" for name in ("train.trainer", "train.train_engine", "models.modelhub")]
 """Modules whose order of doing things we count on, though none of their names is imported."""
 
 
 def file_of(pair, module):
-    """Return the file of a module of the trees."""
     return pair / module.partition(".")[0] / f"{module.replace('.', '/')}.py"
 
 
@@ -31,9 +26,8 @@ def keys(pair):
                 if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
                     default = each.value
                     if isinstance(default, ast.Call):
-                        default = next(
-                            (k.value for k in default.keywords if k.arg in ("default", "default_factory")), None
-                        )
+                        given = {keyword.arg: keyword.value for keyword in default.keywords}
+                        default = given.get("default", given.get("default_factory"))
                     words = [ast.unparse(each.annotation), ast.unparse(default) if default else "required"]
                     found[f"{node.name}.{each.target.id}"] = " = ".join(words)
     return found
@@ -66,16 +60,15 @@ def page(old, new):
         missing = missing_from(relied_on)
         yield from ("", f"## What the {route} lacks of what we rely on", *(missing or ["nothing"]))
         modules = [module for module in relied_on if module.startswith(("mindspeed.", "mindspeed_mm."))]
-        more = list(FOLLOWED) if relied_on is native.RELIED_ON else []
+        more = FOLLOWED if relied_on is native.RELIED_ON else []
         lines = list(changed(old, new, sorted({*modules, *more})))
         yield from ("", f"## Files behind it, {route}", *(lines or ["all as they were"]))
     before, after = keys(old), keys(new)
     yield from ("", "## Keys of the native engine's yaml")
     yield from (f"new: {key}: {after[key]}" for key in after if key not in before)
     yield from (f"gone: {key}" for key in before if key not in after)
-    yield from (
-        f"changed: {key}: {before[key]} -> {after[key]}" for key in after if before.get(key, after[key]) != after[key]
-    )
+    other = [key for key in after if before.get(key, after[key]) != after[key]]
+    yield from (f"changed: {key}: {before[key]} -> {after[key]}" for key in other)
     yield from () if before != after else ("all as they were",)
 
 

@@ -23,11 +23,9 @@ NEEDED = (*TREES, "MINDSPEED_MM_PYTHON")
 MISSING = [name for name in NEEDED if not os.environ.get(name)]
 
 needs_trees = pytest.mark.skipif(bool(MISSING), reason=f"not set: {', '.join(MISSING)} (unpacked trees of the host)")
-
-
-needs_device = pytest.mark.skipif(
-    not (os.environ.get("NPU_ON_CPU") and shutil.which("g++")), reason="not set: NPU_ON_CPU, or there is no g++"
-)
+_HAS_DEVICE = os.environ.get("NPU_ON_CPU") and shutil.which("g++")
+needs_device = pytest.mark.skipif(not _HAS_DEVICE, reason="not set: NPU_ON_CPU, or there is no g++")
+ALWAYS = {"TORCHDYNAMO_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 def on_a_device_apart(variables):
@@ -36,12 +34,10 @@ def on_a_device_apart(variables):
 
 
 def tree(name):
-    """Return an unpacked tree."""
     return Path(os.environ[name])
 
 
 def tools_json():
-    """Return the host's own tools.json."""
     return tree("MINDSPEED_MM_HOME") / "mindspeed_mm/tools/tools.json"
 
 
@@ -53,17 +49,9 @@ def dcp_loader_of_mindspeed():
 
 @lru_cache(maxsize=1)
 def environment():
-    """Return the environment of a run in the host."""
     folders = [os.environ.get("NPU_ON_CPU"), *(os.environ[name] for name in TREES), str(ROOT)]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(folder for folder in folders if folder),
-        "TORCHDYNAMO_DISABLE": "1",
-        "CUDA_DEVICE_MAX_CONNECTIONS": "2",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    path = os.pathsep.join(folder for folder in folders if folder)
+    return {**os.environ, **ALWAYS, "PYTHONPATH": path, "CUDA_DEVICE_MAX_CONNECTIONS": "2"}
 
 
 def run_python(words, folder, ranks=1, **extra):
@@ -82,14 +70,11 @@ def forked(python, words, folder, variables, imported, ranks):
 
 
 def good(outcome):
-    """Return the outcome of a run that ended well."""
     assert outcome.code == 0, outcome.output[-4000:]
     return outcome
 
 
 FLAGS = "--micro-batch-size 4 --global-batch-size 8 --num-workers 0 --lr 1e-3 --lr-decay-style constant --ema-decay 0.9"
-
-
 GLOO_ADDS_UP = "adds gradients up where FSDP2 asks for"
 
 

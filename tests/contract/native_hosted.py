@@ -20,7 +20,7 @@ from mindspeed_mm_dit.integrations.mindspeed_mm.native.host import COMMAND
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.run import as_text, parse, yaml_for
 from mindspeed_mm_dit.training.launch import free_port
 from tests.conftest import ROOT
-from tests.contract.hosted import TwoHosts, forked
+from tests.contract.hosted import ALWAYS, TwoHosts, forked
 from tests.training.launch import place_of
 
 PYTHON = os.environ.get("MINDSPEED_MM_NATIVE_PYTHON") or os.environ.get("MINDSPEED_MM_PYTHON") or ""
@@ -49,17 +49,9 @@ needs_engine = pytest.mark.skipif(bool(missing()), reason=f"{missing()} (MindSpe
 
 
 def environment(**extra):
-    """Return the environment of a run in the engine."""
     folders = [os.environ.get(name) for name in ("NPU_ON_CPU", "MINDSPEED_MM_HOME", "MINDSPEED_HOME")]
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([folder for folder in folders if folder] + [str(ROOT)]),
-        "TORCHDYNAMO_DISABLE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        **extra,
-    }
+    path = os.pathsep.join([folder for folder in folders if folder] + [str(ROOT)])
+    return {**os.environ, **ALWAYS, "PYTHONPATH": path, **extra}
 
 
 def run_python(words, folder, ranks=1, **extra):
@@ -94,7 +86,6 @@ class NativeAndStandalone(TwoHosts):
     """One folder of configs, trained in the native engine and in the standalone host."""
 
     def words(self, iterations, flags, fsdp2):
-        """Return the command line of a run."""
         sharding = ["--use-torch-fsdp2", "--fsdp2-config-path", "fsdp2.yaml"] if fsdp2 else []
         config = ["--mm-model", "model.json", "--mm-data", "data.json", *sharding]
         return [*config, *FLAGS.split(), "--train-iters", str(iterations), *flags.split()]
@@ -118,9 +109,8 @@ class NativeAndStandalone(TwoHosts):
         words = [str(trainer), str(path)]
         if script:
             begin = self.folder / "begin.py"
-            begin.write_text(
-                f"{script}\nimport runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], {{}}, '__main__')"
-            )
+            go_on = "import runpy, sys\ndel sys.argv[0]\nrunpy.run_path(sys.argv[0], {}, '__main__')"
+            begin.write_text(f"{script}\n{go_on}")
             words.insert(0, str(begin))
         return run_python(words, self.folder, ranks, NON_MEGATRON="true", **extra)
 

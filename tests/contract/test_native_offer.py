@@ -1,12 +1,14 @@
-"""What else the native engine's yaml offers, on the unmodified engine, with the losses of the standalone host."""
+"""What else the native engine's yaml offers, and fine-tuning there, with the losses of the standalone host."""
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.checkpoint.store import ADAPTERS, CheckpointStore, read_facts
+from mindspeed_mm_dit.integrations.formats import lora_files
 from tests.contract.hosted import several_shapes
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine, run_python
 from tests.contract.test_native_engine import CLOSE, good, validation_losses
@@ -94,9 +96,8 @@ def test_images_of_several_shapes_train_and_resume(runs, ranks, tmp_path):
 
 
 def test_epochs_are_counted_in_samples_to_train_on(runs):
-    path = runs.yaml(
-        "epochs", 1, "--global-batch-size 512 --micro-batch-size 256", fsdp2=False, training__train_epochs=1
-    )
+    flags = "--global-batch-size 512 --micro-batch-size 256"
+    path = runs.yaml("epochs", 1, flags, fsdp2=False, training__train_epochs=1)
     assert list(good(runs.engine(path)).losses) == [1, 2, 3]  # 1797 digits, 512 a step, a smaller batch dropped
 
 
@@ -116,12 +117,84 @@ def test_converted_weights_begin_a_run(runs):
     good(runs.train("standalone", 2, "--save base", fsdp2=False))
     converter = ["-m", "mindspeed_mm_dit.integrations.mindspeed_mm.megatron.convert", "DiTConverter"]
     env = {"NON_MEGATRON": "true"}
-    good(
-        run_python([*converter, "hf_to_dcp", "--hf_dir", "base", "--dcp_dir", "made"], runs.folder, NON_MEGATRON="true")
-    )
+    good(run_python([*converter, "hf_to_dcp", "--hf_dir", "base", "--dcp_dir", "made"], runs.folder, **env))
     here = good(runs.train("standalone", 2, "--init-from base", fsdp2=False))
     there = good(runs.engine(runs.yaml("begun", 2, "--load made", fsdp2=False)))
     assert there.losses == pytest.approx(here.losses, **CLOSE)
     words = ["dcp_to_hf", "--load_dir", "base/iter_0000002", "--save_dir", "hf"]
     good(run_python([*converter, *words], runs.folder, **env))
     assert (runs.folder / "hf/config.json").is_file()
+
+
+LORA = "--init-from base --lora-target-modules attn.qkv blocks.{*}.mlp.fc1 --lora-r 4 --lora-alpha 8 --lr 1e-2"
+FREEZE = "--freeze y_embedder blocks.{0}.attn"
+
+
+@pytest.fixture(scope="module")
+def tuning(tmp_path_factory, digits_folder):
+    found = NativeAndStandalone(tmp_path_factory.mktemp("tuning"), digits_folder)
+    good(found.train("standalone", 2, "--save base", fsdp2=False))
+    return found
+
+
+@pytest.fixture(scope="module")
+def adapted(tuning):
+    return good(tuning.train("standalone", STEPS, f"{LORA} --save here --save-interval 2", fsdp2=False))
+
+
+@pytest.fixture(scope="module")
+def frozen(tuning):
+    return good(tuning.train("standalone", STEPS, FREEZE, fsdp2=False))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_frozen_modules_are_frozen_as_in_the_standalone_host(tuning, frozen, ranks):
+    path = tuning.yaml(f"frozen{ranks}", STEPS, f"{FREEZE} --save frozen{ranks}", ranks=ranks, fsdp2=ranks > 1)
+    assert "freeze:" in path.read_text()
+    assert good(tuning.engine(path, ranks)).losses == pytest.approx(frozen.losses, **CLOSE)
+    moments = torch_dcp.read_tree(CheckpointStore(tuning.folder / f"frozen{ranks}").path(STEPS), "optimizer.state")
+    assert not [name for name in moments if name.startswith(("y_embedder", "blocks.0.attn"))] and moments
+
+
+@pytest.mark.parametrize(("ranks", "keys"), [(1, {}), (2, {}), (2, {"training__init_model_with_meta_device": True})],
+                         ids=["ddp", "sharded", "without memory"])  # fmt: skip
+def test_adapters_learn_and_resume_as_in_the_standalone_host(tuning, adapted, ranks, keys):
+    name = f"there{ranks}{len(keys)}"
+    path = tuning.yaml(name, STEPS, f"{LORA} --save {name} --save-interval 2", ranks=ranks, fsdp2=ranks > 1, **keys)
+    there = good(tuning.engine(path, ranks))
+    assert there.losses == pytest.approx(adapted.losses, **CLOSE)
+    ours, theirs = (CheckpointStore(tuning.folder / folder).path(STEPS) for folder in ("here", name))
+    assert read_facts(theirs)[ADAPTERS] == read_facts(ours)[ADAPTERS]
+    wanted, found = torch_dcp.read_tree(ours), torch_dcp.read_tree(theirs)
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        np.testing.assert_allclose(found[key], value, rtol=0, atol=1e-4, err_msg=key)
+    load = f"{LORA} --load {tuning.copy('here', 2)}"
+    back = good(tuning.engine(tuning.yaml(f"{name}_back", STEPS, load, ranks=ranks, fsdp2=ranks > 1, **keys), ranks))
+    later = {step: loss for step, loss in adapted.losses.items() if step > 2}
+    assert back.losses == pytest.approx(later, **CLOSE)
+    again = good(tuning.train("standalone", STEPS, f"{LORA} --load {tuning.copy(name, 2)}", fsdp2=False))
+    assert again.losses == pytest.approx(later, **CLOSE)
+
+
+def test_adapter_file_of_the_engine_is_read_with_its_alpha(tuning, adapted):
+    good(tuning.engine(tuning.yaml("file", STEPS, f"{LORA} --save file", fsdp2=False)))
+    found = lora_files.read(tuning.folder / f"file/lora_adapter_iteration_{STEPS}.safetensors")
+    wanted = torch_dcp.read_tree(CheckpointStore(tuning.folder / "file").path(STEPS), "model")
+    layer = found.layers["blocks.0.attn.qkv"]
+    np.testing.assert_array_equal(layer.up, wanted["blocks.0.attn.qkv.lora_B.weight"])
+    assert layer.alpha == 8 and layer.down.shape[0] == 4
+
+
+def test_adapters_that_cannot_be_are_refused(tuning):
+    mistakes = (
+        ({"training__lora__dropout": 0.1}, "--lora-dropout = 0.1"),
+        ({"training__lora__init_lora_weights": "gaussian"}, "training.lora.init_lora_weights = 'gaussian'"),
+        ({"training__lora__target_modules": ["q_proj"]}, "--lora-target-modules = q_proj"),
+        ({"training__lora__target_modules": ["blocks.{0-1}.attn.qkv"]}, "numbers in braces"),
+        ({"model__init_from": None}, "--lora-target-modules"),
+        ({"model__freeze": ["y_embedder"]}, "--freeze = y_embedder"),
+    )
+    yamls = [tuning.yaml(f"mistake{n}", 2, LORA, fsdp2=False, **keys) for n, (keys, _) in enumerate(mistakes)]
+    said = tuning.complaints(yamls)
+    assert [message for _, message in mistakes if message not in said] == [], said

@@ -1,6 +1,8 @@
-"""mm-dit prove in both routes of the real MindSpeed-MM: a right step passes, and a fault there is named."""
+"""mm-dit prove, and Ctrl-C, in both routes of the real MindSpeed-MM, by what a user starts them with."""
 
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ from mindspeed_mm_dit.tools.verify.proof import open_config, prove
 from mindspeed_mm_dit.tools.verify.prove import chosen
 from tests.conftest import ROOT
 from tests.contract import hosted, native_hosted
+from tests.faults.launched import Run, wait_until
+from tests.faults.launched import config_folder as endless_config
 from tests.tools.verify.campaign import config_folder
 from tests.training.launch import Configs
 
@@ -54,3 +58,30 @@ def test_run_of_mindspeed_mm_is_taken_again_elsewhere(host, route, tmp_path, dig
     here = hosted.run_python(again.split(), runs.folder, PYTHONPATH=str(ROOT))
     assert here.code == 0, here.output[-4000:]
     assert here.output.count("PASS  iteration") == 4 and "--train-iters" in (tmp_path / "card.md").read_text()
+
+
+SECONDS = 25
+"""torchrun kills after 30, and the launcher gives ranks that save more than that."""
+
+
+@pytest.mark.parametrize(("host", "meets"), [
+    pytest.param("mindspeed-mm", "initializing torch distributed", marks=hosted.needs_trees),
+    pytest.param("mindspeed-mm-native", "10 classes", marks=native_hosted.needs_engine),
+])  # fmt: skip
+def test_ctrl_c_ends_a_rank_that_waits_for_another(tmp_path, digits_folder, host, meets):
+    native = host == "mindspeed-mm-native"
+    python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
+    needs = (native_hosted if native else hosted).environment()
+    needs |= {"PATH": f"{Path(python).parent}:{os.environ['PATH']}", "NPUS_PER_NODE": "2"}
+    flags = f"--host {host} --load nothing" + ("" if native else f" --mm-tool {hosted.tools_json()}")
+    run = Run(tmp_path, endless_config(tmp_path / "config", digits_folder), flags, **needs)
+    late = run.wait_for_rank(1)
+    os.kill(late, signal.SIGSTOP)
+    run.wait_for(meets)
+    time.sleep(5)  # the first rank waits in PyTorch's own code, where no handler of Python's is called
+    first, before = run.rank(0), time.monotonic()
+    run.signal_all(signal.SIGINT)
+    wait_until(lambda: first not in run.processes())
+    seconds = time.monotonic() - before
+    os.kill(late, signal.SIGCONT)
+    assert run.end() == 130 and seconds < SECONDS, run.said

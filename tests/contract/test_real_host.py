@@ -3,31 +3,22 @@
 import json
 import shutil
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mindspeed_mm_dit.checkpoint.formats import read_weights
+from mindspeed_mm_dit.integrations.formats import lora_files
+from mindspeed_mm_dit.integrations.formats.convert import convert
+from mindspeed_mm_dit.integrations.formats.single_files import write_arrays
 from mindspeed_mm_dit.tools.visualize.plot import parse_validation
-from tests.conftest import ROOT
-from tests.contract.hosted import (
-    FLAGS,
-    TwoHosts,
-    dcp_loader_of_mindspeed,
-    environment,
-    good,
-    needs_device,
-    needs_trees,
-    on_a_device_apart,
-    run_python,
-    several_shapes,
-    tools_json,
-    train_in_sora,
-)
+from tests.conftest import GOLDEN, ROOT
+from tests.contract import hosted
+from tests.contract.hosted import FLAGS, TwoHosts, environment, good, run_python, tools_json
 from tests.contract.native_hosted import NativeAndStandalone, needs_engine
 
-pytestmark = [needs_trees, pytest.mark.ranks]
+pytestmark = [hosted.needs_trees, pytest.mark.ranks]
 
 HOSTS = ("standalone", "mindspeed-mm")
 
@@ -39,7 +30,6 @@ def hosts(tmp_path_factory, digits_folder):
 
 @pytest.fixture(scope="module")
 def straight(hosts):
-    """Four steps in the host, uninterrupted, on one rank."""
     return good(hosts.train("mindspeed-mm", 4, "--save straight"))
 
 
@@ -70,9 +60,9 @@ def test_both_hosts_print_the_same_losses(hosts, whole, ranks):
     assert printed(there) == printed(good(hosts.train("standalone", 4, ranks=ranks)))
 
 
-@needs_device
+@hosted.needs_device
 def test_device_of_the_tests_prints_the_same_losses(hosts, straight):
-    there = good(hosts.train("mindspeed-mm", 4, "--save apart", **on_a_device_apart(environment())))
+    there = good(hosts.train("mindspeed-mm", 4, "--save apart", **hosted.on_a_device_apart(environment())))
     assert there.losses == pytest.approx(straight.losses, rel=2e-6) and straight.losses
 
 
@@ -111,8 +101,8 @@ def test_resume_in_the_other_host_matches_uninterrupted_run(hosts, whole, two_st
 @needs_engine
 def test_native_engine_resumes_a_converted_run(hosts, digits_folder, straight, two_steps):
     name, _ = two_steps("mindspeed-mm", 1)
-    convert = f"-m mindspeed_mm_dit.cli.main convert {name} converted --to pytorch"
-    assert "model, ema, optimizer" in good(run_python(convert.split(), hosts.folder, PYTHONPATH=str(ROOT))).output
+    command = f"-m mindspeed_mm_dit.cli.main convert {name} converted --to pytorch"
+    assert "model, ema, optimizer" in good(run_python(command.split(), hosts.folder, PYTHONPATH=str(ROOT))).output
     native = NativeAndStandalone(hosts.folder, digits_folder)  # (the same configs)
     resumed = good(native.engine(native.yaml("native", 4, "--load converted --save native", fsdp2=False)))
     losses = {step: loss for step, loss in straight.losses.items() if step > 2}
@@ -125,7 +115,7 @@ def test_load_of_an_empty_folder_starts_adam_at_step_1(whole, two_steps, ranks):
     _, fresh = two_steps("mindspeed-mm", ranks)
     assert printed(fresh) == {step: line for step, line in uninterrupted.items() if step <= 2}
     # Since 2025-12-06 MindSpeed's torch_dcp loader takes a step of its own; one line says that it is undone.
-    steps_while_loading = "get_optimizer_state_dict" in dcp_loader_of_mindspeed()
+    steps_while_loading = "get_optimizer_state_dict" in hosted.dcp_loader_of_mindspeed()
     assert fresh.output.count("note: MindSpeed stepped AdamW while it loaded") == int(steps_while_loading)
 
 
@@ -155,7 +145,7 @@ def test_precision_recompute_and_meta_device_are_the_same(hosts, tmp_path, digit
 
 def test_data_parallel_without_fsdp2_resumes_exactly(hosts, straight):
     flags = f"--mm-model model.json --mm-data data.json --mm-tool {tools_json()} {FLAGS} --save ddp --load ddp"
-    script = str(Path(__file__).parents[2] / "pretrain_dit.py")
+    script = str(ROOT / "pretrain_dit.py")
     good(run_python([script, *flags.split(), "--train-iters", "2"], hosts.folder))
     resumed = good(run_python([script, *flags.split(), "--train-iters", "4"], hosts.folder))
     assert printed(resumed) == {step: line for step, line in printed(straight).items() if step > 2}
@@ -176,7 +166,7 @@ def test_host_validates_with_the_same_losses(hosts, tmp_path, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_images_of_several_shapes_train_as_in_standalone(hosts, tmp_path, ranks):
-    flags = f"--mm-data {several_shapes(tmp_path)}"
+    flags = f"--mm-data {hosted.several_shapes(tmp_path)}"
     there, here = (good(hosts.train(host, 4, flags, ranks)) for host in ("mindspeed-mm", "standalone"))
     assert printed(there) == printed(here)
 
@@ -190,12 +180,11 @@ def _train_in_sora(hosts):
     tool = "-m mindspeed_mm_dit.integrations.mindspeed_mm.megatron.features"
     tool += " --mm-model model.json --mm-data data.json --samples 32"
     good(run_python([*tool.split(), "--save-dir", "sora"], hosts.folder))
-    return good(train_in_sora(hosts.folder, 4))
+    return good(hosted.train_in_sora(hosts.folder, 4))
 
 
 @pytest.fixture(scope="module")
 def flow_hosts(tmp_path_factory, digits_folder):
-    """Both hosts with a model.json of flow matching."""
     flow = {"model_id": "flow_matching", "timestep_sampling": "logit_normal", "shift": 2.0}
     return TwoHosts(tmp_path_factory.mktemp("flow"), digits_folder, diffusion=flow)
 
@@ -265,3 +254,43 @@ def test_broken_installation_is_refused_with_its_cause(hosts, tmp_path):
     outcome = hosts.train("mindspeed-mm", 1, PYTHONPATH=path)
     assert outcome.code == 2
     assert "mindspeed.megatron_adaptor fails: RuntimeError: no CANN here" in outcome.output
+
+
+WAN, ADAPTERS = GOLDEN / "wan_tiny.pt", GOLDEN / "wan_lora_tiny/wan_lora"
+WEIGHTS = "release/mp_rank_00/model_optim_rng.pt"
+THEIR_NAMES = {"to_q": "proj_q", "to_k": "proj_k", "to_v": "proj_v", "to_out.0": "proj_out"}
+
+
+def wan_converter(folder, command, source, target, *more):
+    """Run ``mm-convert WanConverter``, and return what it writes."""
+    words = ["--cfg.source_path", source, "--cfg.target_path", target, "--cfg.target_parallel_config.pp_layers", "[]"]
+    good(run_python(["-m", "checkpoint.convert_cli", "WanConverter", command, *words, *more], folder))
+    return torch.load(folder / target / WEIGHTS, weights_only=True)["model"]
+
+
+def test_their_merge_lora_to_base_makes_what_ours_makes(tmp_path):
+    """Their names of the layers are read here, and so is the alpha that their command is told."""
+    base, ours = (tmp_path / folder / "diffusion_pytorch_model.safetensors" for folder in ("base", "merged"))
+    for file in (base, ours):
+        file.parent.mkdir()
+    weights = torch.load(WAN, weights_only=True)["model"]
+    write_arrays(base, {name: value.numpy() for name, value in weights.items()}, {})
+    theirs: dict[str, np.ndarray] = {}
+    for layer, adapter in lora_files.read(ADAPTERS).layers.items():
+        name = layer.replace("attn1", "self_attn").replace("attn2", "cross_attn")
+        for here, there in THEIR_NAMES.items():
+            name = name.replace(here, there)
+        theirs |= {f"{name}.lora_A.default.weight": adapter.down, f"{name}.lora_B.default.weight": adapter.up}
+    write_arrays(tmp_path / "adapters.safetensors", theirs, {})
+    location = tmp_path / "adapters" / WEIGHTS
+    location.parent.mkdir(parents=True)
+    torch.save({"model": {name: torch.from_numpy(np.array(value)) for name, value in theirs.items()}}, location)
+    (tmp_path / "adapters/latest_checkpointed_iteration.txt").write_text("release")
+    convert(base, ours, loras=[f"{tmp_path / 'adapters.safetensors'}:2"])
+    wan_converter(tmp_path, "hf_to_mm", "base", "base_mm")
+    scale = ("--cfg.lora_path", "adapters", "--lora_rank", "4", "--lora_alpha", "8", "--use_npu", "false")
+    merged = wan_converter(tmp_path, "merge_lora_to_base", "base_mm", "merged_mm", *scale)
+    expected = wan_converter(tmp_path, "hf_to_mm", "merged", "ours_mm")
+    assert merged.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(merged[name], value, rtol=0, atol=1e-6, err_msg=name)

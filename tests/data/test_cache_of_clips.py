@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-pytest.importorskip("torch")
 pytest.importorskip("av", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
-
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.data import load_data_config
@@ -28,11 +26,10 @@ SMALL = {"model_id": "custom_dit", "num_layers": 1, "num_heads": 1, "head_dim": 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setattr(demo, "NUM_CLIPS", CLIPS)
     folder = tmp_path_factory.mktemp("data") / "moving_digits"
-    demo.write_moving_digits(folder)
-    patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "NUM_CLIPS", CLIPS)
+        demo.write_moving_digits(folder)
     path = folder / "annotation.json"
     entries = json.loads(path.read_text())
     entries[1]["cap"] = [entries[1]["cap"], "a moves"]
@@ -75,10 +72,8 @@ def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_p
     model = load_model_config(tmp_path / "model.json")
     online, kept = open_data(model, load_data_config(tmp_path / "data.json").dataset_param), from_cache(tmp_path)
     assert kept.rows.captions == online.rows.captions and kept.rows.paths == online.rows.paths
-    no_draws = lambda seed, sample_indices, shape: {}  # noqa: E731
-    files = online.samples(online.rows, 1, True, no_draws)
-    without = files.batch(sample_indices)
-    with_cache = kept.samples(kept.rows, 1, True, no_draws).batch(sample_indices)
+    files, cache = (own.samples(own.rows, 1, True, lambda *_: {}) for own in (online, kept))
+    without, with_cache = files.batch(sample_indices), cache.batch(sample_indices)
     images = framework.ops.tensor(without["pixels"].astype(np.float32)) / 127.5 - 1
     mean, std = AutoencoderKLWan(model.ae).moments(images)
     captions = ["" if dropped else caption for caption, dropped in files.words(sample_indices)[0]]
@@ -86,8 +81,7 @@ def test_a_run_learns_the_same_with_a_cache_and_without(framework, digits, tmp_p
     assert with_cache["latent_mean"] == pytest.approx(numpy(mean), rel=1e-4, abs=1e-5)
     assert with_cache["latent_std"] == pytest.approx(numpy(std), rel=1e-4, abs=1e-6)
     assert with_cache["text"] == pytest.approx(numpy(states), abs=1e-5)
-    assert np.array_equal(with_cache["text_mask"], numpy(mask))
-    assert np.array_equal(without["caption_mask"], numpy(mask))
+    assert np.array_equal(with_cache["text_mask"], numpy(mask)) and np.array_equal(without["caption_mask"], numpy(mask))
     assert np.array_equal(with_cache["posterior_noise"], without["posterior_noise"])
     assert {"", "a moves"} < set(captions)
 
@@ -99,8 +93,7 @@ def test_only_the_states_of_tokens_are_kept_where_padding_is_zero(framework, dig
     assert first["text.states"].shape == (13, 64) and first["mean"].shape == (2, 1, 16, 3, 4, 4) and "std" not in first
     assert load_file(tmp_path / "cache/null.safetensors")["text.tokens"].tolist() == [1]
     write_configs(tmp_path, digits, text={"zero_padding": True})
-    with pytest.raises(ConfigError, match="contains only the mean of the posterior, and model"):
-        from_cache(tmp_path)
+    pytest.raises(ConfigError, from_cache, tmp_path).match("only the mean of the posterior")
 
 
 @pytest.fixture(scope="module")
@@ -111,25 +104,18 @@ def made(framework, digits, tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"data": {"num_frames": 5}}, "another size or crop: '9 of 32 x 32' there and '5 of 32 x 32' here"),
-        ({"data": {"crop": "mindspeed_mm"}}, "another size or crop: 'crop exact' there and 'crop mindspeed_mm' here"),
-        ({"ae": {"dtype": "bf16"}}, "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
-        ({"ae": {"enable_tiling": True}}, "another autoencoder, precision or tiling: "),
-        (
-            {"text": {"dtype": "bf16"}},
-            "another text encoder, tokenizer, cleaning of captions or precision: 'fp32' there and 'bf16' here",
-        ),
-        ({"text": {"max_length": 9}}, "another length or padding of texts: '8 tokens' there and '9 tokens' here"),
-        ({"text": {"zero_padding": True}}, "another length or padding of texts"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"data": {"num_frames": 5}}, "'9 of 32 x 32' there and '5 of 32 x 32' here"),
+    ({"data": {"crop": "mindspeed_mm"}}, "'crop exact' there and 'crop mindspeed_mm' here"),
+    ({"ae": {"dtype": "bf16"}}, "another autoencoder.*'fp32' there and 'bf16' here"),
+    ({"ae": {"enable_tiling": True}}, "another autoencoder.* tiling"),
+    ({"text": {"dtype": "bf16"}}, "another text encoder.*'fp32' there and 'bf16' here"),
+    ({"text": {"max_length": 9}}, "'8 tokens' there and '9 tokens' here"),
+    ({"text": {"zero_padding": True}}, "padding of texts"),
+])  # fmt: skip
 def test_cache_made_otherwise_is_refused(made, digits, changes, words):
     write_configs(made, digits, **changes)
-    with pytest.raises(ConfigError, match=f"was made with {words}"):
-        from_cache(made)
+    pytest.raises(ConfigError, from_cache, made).match(words)
 
 
 def test_cache_of_changed_clips_or_captions_is_refused(made, digits, tmp_path):
@@ -141,31 +127,25 @@ def test_cache_of_changed_clips_or_captions_is_refused(made, digits, tmp_path):
     entries = json.loads(annotation.read_text())
     entries[3]["cap"] = "another"
     annotation.write_text(json.dumps(entries))
-    with pytest.raises(DataError, match=f"another caption.*{entries[3]['path']}"):
-        from_cache(tmp_path)
+    pytest.raises(DataError, from_cache, tmp_path).match(f"another caption.*{entries[3]['path']}")
     annotation.write_text((digits / "annotation.json").read_text())
     video.write_bytes(video.read_bytes() + b"\0")
-    with pytest.raises(DataError, match=f"changed or added, 1 in all: videos/{video.name}"):
-        from_cache(tmp_path)
+    pytest.raises(DataError, from_cache, tmp_path).match(f"1 in all.*videos/{video.name}")
     video.unlink()
     from_cache(tmp_path)
     annotation.unlink()
     from_cache(tmp_path)
 
 
-def test_cache_made_with_other_files_is_refused(made, digits, tmp_path, capsys):
+def test_cache_of_other_files_moving_starts_or_among_the_clips_is_refused(made, digits, tmp_path, capsys, framework):
     for file in (digits / "tokenizer").iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes() + b"\n")
     changes = {"text": {"tokenizer": str(tmp_path)}}
     write_configs(made, digits, **changes)
-    words = r"precision: 'tokenizer \w{12}' there and 'tokenizer \w{12}' here\n"
-    with pytest.raises(ConfigError, match=words):
-        from_cache(made)
+    words = r"'tokenizer \w{12}' there and 'tokenizer \w{12}' here"
+    pytest.raises(ConfigError, from_cache, made).match(words)
     assert cached(made, digits, **changes) == 2  # nor may it be filled up
     assert re.search(words, capsys.readouterr().err)
-
-
-def test_cache_is_refused_for_moving_starts_and_among_the_clips(framework, digits, tmp_path, capsys):
     assert cached(tmp_path, digits, data={"clip_start": "random"}) == 2
     assert "clips that start at random frames cannot be cached" in capsys.readouterr().err
     names = write_configs(tmp_path, digits)
@@ -182,11 +162,7 @@ def test_not_finite_latents_and_missing_tokens_are_refused(made, tmp_path):
     save_file(tensors, path)
     cache = Cache(tmp_path / "cache", "dataset_param.features")
     cache.read_latents(np.arange(3), np.zeros(3, int))
-    with pytest.raises(
-        DataError, match=r"rows-00001.safetensors: row 3, videos/0003\.mp4, has a value that is not finite"
-    ):
-        cache.read_latents(np.arange(5), np.zeros(5, int))
+    pytest.raises(DataError, cache.read_latents, np.arange(5), np.zeros(5, int)).match(r"00001.*row 3, videos/0003")
     del tensors["text.tokens"]
     save_file(tensors, path)
-    with pytest.raises(DataError, match=r"holds no text\.tokens"):
-        Cache(tmp_path / "cache", "dataset_param.features")
+    pytest.raises(DataError, Cache, tmp_path / "cache", "dataset_param.features").match(r"holds no text\.tokens")

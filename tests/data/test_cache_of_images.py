@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from mindspeed_mm_dit.cli import cache_latents
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam, load_data_config
 from mindspeed_mm_dit.configs.images import CROP
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.data.cache import Cache
@@ -37,14 +37,10 @@ def home(tmp_path_factory):
     from diffusers import AutoencoderKL
 
     folder = tmp_path_factory.mktemp("latents")
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
     for name, seed in (("vae", 0), ("other_vae", 1)):
         torch.manual_seed(seed)
-        AutoencoderKL(
-            down_block_types=("DownEncoderBlock2D",) * 2,
-            up_block_types=("UpDecoderBlock2D",) * 2,
-            block_out_channels=(8, 8),
-            norm_num_groups=4,
-        ).save_pretrained(folder / name)
+        AutoencoderKL(**blocks, block_out_channels=(8, 8), norm_num_groups=4).save_pretrained(folder / name)
     draw = np.random.default_rng(0)
     for number in range(NUM_IMAGES):
         path = folder / "images" / ("even", "odd")[number % 2] / f"{number}.png"
@@ -70,17 +66,13 @@ def data_json(folder, **param):
 
 
 def cache(home, output, model="model.json", data="data.json", **flags):
-    argv = ["cache-latents", "--model", str(home / model), "--data", str(home / data), "--output", str(output)]
-    for name, value in {"shard-images": 4, "batch-size": 3, **flags}.items():
-        argv += [f"--{name}", str(value)]
-    return main(argv)
+    flags = {"model": home / model, "data": home / data, "output": output, "shard-images": 4, "batch-size": 3, **flags}
+    return main(["cache-latents", *(f"--{name}={value}" for name, value in flags.items())])
 
 
 def load(home, latents, model="model.json"):
-    data = load_data_config(home / "data.json")
-    param = dataclasses.replace(data.dataset_param, latents=str(latents) if latents else None)
-    data = dataclasses.replace(data, dataset_param=param)
-    return load_model_config(home / model), data
+    param = dataclasses.replace(load_data_config(home / "data.json").dataset_param, latents=latents and str(latents))
+    return load_model_config(home / model), DataConfig(param, DataloaderParam())
 
 
 def samples(home, latents, model="model.json"):
@@ -113,11 +105,6 @@ def test_a_cache_is_made_in_float32_unless_tensorfloat32_is_asked_for(home, tmp_
     assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
 
 
-def losses(model, batch):
-    with torch.no_grad():
-        return model(**runtime.to_device(batch)).numpy()
-
-
 @pytest.mark.parametrize("objective", ["gaussian_diffusion", "flow_matching"])
 def test_losses_equal_those_of_encoding_online(home, made, objective):
     torch.manual_seed(0)
@@ -136,20 +123,20 @@ def test_losses_equal_those_of_encoding_online(home, made, objective):
         for key in ("labels", "posterior_noise", *model.diffusion.draw_names):
             np.testing.assert_array_equal(there[key], here[key])
         # a convolution's rounding depends on the images beside it in the batch; nothing else differs
-        np.testing.assert_allclose(losses(without_vae, here), losses(model, there), rtol=1e-5)
+        with torch.no_grad():
+            losses = (own(**runtime.to_device(batch)) for own, batch in ((without_vae, here), (model, there)))
+            np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
-def test_half_precision_on_disk_changes_losses_by_its_rounding(home, made, tmp_path):
+def test_half_precision_on_disk_changes_latents_by_its_rounding(home, made, tmp_path):
     assert cache(home, tmp_path, dtype="fp16") == 0
-    half, full = open_cache(tmp_path), open_cache(made)
     rows, flipped = np.arange(NUM_IMAGES), np.zeros(NUM_IMAGES, bool)
-    for name, b in full.read_latents(rows, flipped).items():
-        a = half.read_latents(rows, flipped)[name]
-        assert a.dtype == np.float32
-        np.testing.assert_allclose(a, b, rtol=2**-11, atol=1e-6)  # half of float16's last bit
-    assert sum(p.stat().st_size for p in tmp_path.glob("*.safe*")) < 0.6 * sum(
-        p.stat().st_size for p in made.glob("*.safe*")
-    )
+    half, full = (open_cache(folder).read_latents(rows, flipped) for folder in (tmp_path, made))
+    for name, b in full.items():
+        assert half[name].dtype == np.float32
+        np.testing.assert_allclose(half[name], b, rtol=2**-11, atol=1e-6)  # half of float16's last bit
+    half, full = (sum(p.stat().st_size for p in folder.glob("*.safe*")) for folder in (tmp_path, made))
+    assert half < 0.6 * full
 
 
 def test_several_ranks_make_the_same_cache(home, made, tmp_path, monkeypatch):
@@ -170,47 +157,48 @@ def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsy
     (copy_of(made, tmp_path) / "index.json").unlink()
     shard_path(tmp_path, 1).unlink()
     kept = shard_path(tmp_path, 0).stat().st_mtime_ns
-    with pytest.raises(DataError, match="no finished cache"):
-        open_cache(tmp_path)
-    assert cache(home, tmp_path) == 0
-    assert "4 of 11 images encoded" in capsys.readouterr().out
-    assert shard_path(tmp_path, 0).stat().st_mtime_ns == kept
-    assert open_cache(tmp_path).index.num_rows == NUM_IMAGES
+    pytest.raises(DataError, open_cache, tmp_path).match("no finished cache")
+    assert cache(home, tmp_path) == 0 and "4 of 11 images encoded" in capsys.readouterr().out
+    assert shard_path(tmp_path, 0).stat().st_mtime_ns == kept and open_cache(tmp_path).index.num_rows == NUM_IMAGES
+    (tmp_path / "index.json").write_text(json.dumps({"identity": {"image_size": 16}, "num_images": 3}))
+    pytest.raises(DataError, open_cache, tmp_path).match(r"version 0\.1")
 
 
 def test_cache_of_another_autoencoder_or_crop_is_refused(home, made, tmp_path, capsys):
     (home / "other.json").write_text(json.dumps(model_json(home, "other_vae")))
     (home / "bf16.json").write_text(json.dumps(model_json(home, "vae", dtype="bf16")))
-    for name, words in (
-        ("other.json", "another autoencoder, precision or tiling: '"),
-        ("bf16.json", "another autoencoder, precision or tiling: 'fp32' there and 'bf16' here"),
-    ):
+    for name, words in (("other.json", "another autoencoder"), ("bf16.json", "'fp32' there and 'bf16' here")):
         model, data = load(home, made, name)
-        with pytest.raises(ConfigError, match=words):
-            open_data(model, data.dataset_param)
-        assert cache(home, made, model=name) == 2  # nor may it be filled up
-        assert words in capsys.readouterr().err
+        pytest.raises(ConfigError, open_data, model, data.dataset_param).match(words)
+        assert cache(home, made, model=name) == 2 and words in capsys.readouterr().err  # nor may it be filled up
     index = json.loads((copy_of(made, tmp_path) / "index.json").read_text())
+    model, data = load(home, tmp_path)
     for before, value in ((CROP, OLD_CROP), ("16 x 16", "32 x 32")):
         made_by = {**index["made_by"], "pixels": index["made_by"]["pixels"].replace(before, value)}
         (tmp_path / "index.json").write_text(json.dumps({**index, "made_by": made_by}))
-        model, data = load(home, tmp_path)
-        with pytest.raises(ConfigError, match="another size or crop: '"):
-            open_data(model, data.dataset_param)
+        pytest.raises(ConfigError, open_data, model, data.dataset_param).match("another size or crop")
 
 
-def test_changed_images_are_noticed_and_absent_ones_are_not_needed(home, made):
-    _, data = load(home, made)
+def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monkeypatch):
+    model, data = load(home, made)
     extra = home / "images" / "even" / "extra.png"
     extra.write_bytes((home / "images" / "even" / "0.png").read_bytes())
     try:
-        with pytest.raises(DataError, match="was made of 11 images"):
-            open_rows(data.dataset_param, 2)
+        pytest.raises(DataError, open_rows, data.dataset_param, 2).match("was made of 11 images")
     finally:
         extra.unlink()
     elsewhere = dataclasses.replace(data.dataset_param, data_folder=str(home / "gone"))
     index = open_rows(elsewhere, 2)
     assert len(index) == NUM_IMAGES and index.classes == ("even", "odd")
+    online = dataclasses.replace(data.dataset_param, latents=None)
+    index = open_rows(data.dataset_param, 2)
+    assert index.digest == open_rows(online, 2).digest != ""
+    larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
+    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
+        open_data(larger, data.dataset_param)
+    monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
+    with pytest.raises(ConfigError, match=r"\(4, 9, 9\).*\(4, 8, 8\)"):
+        open_data(model, data.dataset_param)
 
 
 WRITERS = {"image_folder": None, "webdataset": write_tars, "parquet": write_parquets}
@@ -226,32 +214,31 @@ def test_cache_of_changed_files_is_refused(home, tmp_path, kind, monkeypatch):
         shutil.copytree(home / "images", folder)
     file, other = sorted(file for file in folder.rglob("*") if file.is_file())[:2]
     (tmp_path / "data.json").write_text(json.dumps(data_json(tmp_path, dataset_type=kind)))
-    assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 0
+
+    def fill():
+        return cache(home, tmp_path / "made", data=tmp_path / "data.json")
+
+    assert fill() == 0
     model, param = load_model_config(home / "model.json"), load_data_config(tmp_path / "data.json").dataset_param
     param = dataclasses.replace(param, latents=str(tmp_path / "made"))
     notes = open_data(model, param).rows.notes
     added = shutil.copy(other, other.with_stem("train-new"))
-    with pytest.raises(DataError, match=r"added, 1 in all: .*train-new|holds 12"):
-        open_data(model, param)
+    pytest.raises(DataError, open_data, model, param).match(r"1 in all.*train-new|holds 12")
     added.unlink()
     os.utime(file, ns=(1, 1))
     assert open_data(model, param).rows.notes == notes
     monkeypatch.setattr("mindspeed_mm_dit.data.cache_index.READ_BYTES", 0)
     assert len(open_data(model, param).rows.notes) == len(notes) + 1
-    assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 0
-    assert open_data(model, param).rows.notes == notes
-
+    assert fill() == 0 and open_data(model, param).rows.notes == notes
     content, times = bytearray(file.read_bytes()), file.stat().st_mtime_ns
     file.write_bytes(content[:-1] + b"x")
     os.utime(file, ns=(times, times))
     open_data(model, param)  # of many files, one with the same size and time is not read
     monkeypatch.setattr("mindspeed_mm_dit.data.cache_index.READ_BYTES", 2**28)
-    with pytest.raises(DataError, match="changed or added, 1 in all"):
-        open_data(model, param)
+    pytest.raises(DataError, open_data, model, param).match("1 in all")
     shutil.copy(other, file)
-    with pytest.raises(DataError, match=f"changed or added, 1 in all: {file.relative_to(folder)}"):
-        open_data(model, param)
-    assert cache(home, tmp_path / "made", data=tmp_path / "data.json") == 2
+    pytest.raises(DataError, open_data, model, param).match(f"1 in all.*{file.relative_to(folder)}")
+    assert fill() == 2
     (tmp_path / "made/sources.jsonl").rename(tmp_path / "sources.jsonl")  # as of an earlier version
     assert len(open_data(model, param).rows.notes) == len(notes) + 1
     (tmp_path / "sources.jsonl").rename(tmp_path / "made/sources.jsonl")
@@ -284,31 +271,34 @@ def copy_of(made, folder):
     return folder
 
 
-TENSORS = {"mean": np.zeros((4, 2, 4, 8, 8), np.float32), "std": np.zeros((4, 2, 4, 8, 8), np.float32)}
+def with_tensors(change):
+    """Return what writes a shard with these changes to its two tensors."""
+    mean = std = np.zeros((4, 2, 4, 8, 8), np.float32)
+    return lambda path: save_file(change({"mean": mean, "std": std}), path)
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not a shard of a cache"),
-        (lambda path: path.write_bytes(path.read_bytes()[:5]), "is not a shard of a cache"),
-        (lambda path: path.write_bytes(b"\xff" * 100), "is not a shard of a cache"),
-        (lambda path: path.write_bytes(b""), "is not a shard of a cache"),
-        (lambda path: path.unlink(), "is listed but missing"),
-        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
-        (lambda path: save_file({"mean": TENSORS["mean"]}, path), "not mean and std"),
-        (lambda path: save_file({name: value[:3] for name, value in TENSORS.items()}, path), "(4, 2,"),
-        (lambda path: save_file({name: value[..., 0, 0] for name, value in TENSORS.items()}, path), "C, ...)"),
-        (lambda path: save_file({name: np.float64(value) for name, value in TENSORS.items()}, path), "is not a shard"),
-    ],
-    ids=["cut", "header cut", "no header", "empty", "gone", "folder", "no std", "few", "flat", "float64"],
-)
+def each(change):
+    return with_tensors(lambda tensors: {name: change(value) for name, value in tensors.items()})
+
+
+@pytest.mark.parametrize(("damage", "message"), [
+    pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not a shard of a cache", id="cut"),
+    pytest.param(lambda path: path.write_bytes(path.read_bytes()[:5]), "is not a shard of a cache", id="header cut"),
+    pytest.param(lambda path: path.write_bytes(b"\xff" * 100), "is not a shard of a cache", id="no header"),
+    pytest.param(lambda path: path.write_bytes(b""), "is not a shard of a cache", id="empty"),
+    pytest.param(lambda path: path.unlink(), "does not exist", id="gone"),
+    pytest.param(lambda path: (path.unlink(), path.mkdir()), "is a folder", id="folder"),
+    pytest.param(with_tensors(lambda both: {"mean": both["mean"]}), "not mean and std", id="no std"),
+    pytest.param(each(lambda value: value[:3]), "(4, 2,", id="few"),
+    pytest.param(each(lambda value: value[..., 0, 0]), "C, ...)", id="flat"),
+    pytest.param(each(np.float64), "is not a shard", id="float64"),
+])  # fmt: skip
 def test_damaged_shard_is_refused_before_it_is_mapped(home, made, tmp_path, damage, message):
     damage(shard_path(copy_of(made, tmp_path), 1))
     model, data = load(home, tmp_path)
     with pytest.raises(DataError, match=r"rows-00001\.safetensors") as caught:  # before a device is touched, that is
         open_data(model, data.dataset_param)
-    assert message in str(caught.value) and "run mm-dit cache-latents again" in caught.value.cure
+    assert message in str(caught.value) and "mm-dit cache-latents" in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "value"), [("mean", np.nan), ("mean", np.inf), ("std", -np.inf)])
@@ -320,11 +310,9 @@ def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, v
     model, data = load(home, tmp_path)
     reader = open_samples(model, data).visuals
     reader.read(np.array([5, 6, 7]), np.array([False, True, False]))  # the mirrored one is good
-    with pytest.raises(DataError, match=r"rows-00001\.safetensors: row 6, odd/1\.png, has a value that is not finite"):
-        reader.read(np.array([5, 6, 7]), np.array([False, False, False]))
+    pytest.raises(DataError, reader.read, np.array([5, 6, 7]), np.zeros(3, bool)).match(r"00001.*row 6, odd/1\.png")
     (tmp_path / "rows.jsonl").unlink()
-    with pytest.raises(DataError, match=r"rows\.jsonl cannot be read"):
-        open_rows(data.dataset_param, 2)
+    pytest.raises(DataError, open_rows, data.dataset_param, 2).match(r"rows\.jsonl cannot be read")
 
 
 def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):
@@ -343,19 +331,6 @@ def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, 
     assert len(index) == NUM_IMAGES - 1 and index.skipped == 1
 
 
-def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monkeypatch):
-    model, data = load(home, made)
-    online = dataclasses.replace(data.dataset_param, latents=None)
-    index = open_rows(data.dataset_param, 2)
-    assert index.digest == open_rows(online, 2).digest != ""
-    larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
-    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
-        open_data(larger, data.dataset_param)
-    monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
-    with pytest.raises(ConfigError, match=r"contains latents of \(4, 9, 9\), and model.json makes \(4, 8, 8\)"):
-        open_data(model, data.dataset_param)
-
-
 def test_command_refuses_what_cannot_be_cached(home, tmp_path, monkeypatch, capsys):
     """Pixels, a folder that would become a class, latents that are not finite, and a full disk: nothing is left."""
 
@@ -370,15 +345,13 @@ def test_command_refuses_what_cannot_be_cached(home, tmp_path, monkeypatch, caps
     save_file(tensors, weights)
     (home / "nan.json").write_text(json.dumps(model_json(tmp_path, "vae")))
     (home / "pixel.json").write_text((ROOT / "examples/dit/model.json").read_text())
-    for number, (model, output, words) in enumerate(
-        (
-            ("pixel.json", "made", "trains on the images themselves"),
-            ("model.json", home / "images/latents", "lies among the images"),
-            ("nan.json", "made", "even/0.png: its latents are not finite"),
-            ("model.json", "made", "cannot be written: No space left on device"),
-        )
+    for model, output, words in (
+        ("pixel.json", "made", "trains on the images themselves"),
+        ("model.json", home / "images/latents", "lies among the images"),
+        ("nan.json", "made", "even/0.png"),
+        ("model.json", "made", "No space left on device"),
     ):
-        if number == 3:
+        if "space" in words:
             monkeypatch.setattr("mindspeed_mm_dit.models.fill_cache.save_file", full)
         assert cache(home, tmp_path / output, model=model) == 2
         assert words in capsys.readouterr().err
@@ -398,9 +371,3 @@ def test_vectors_of_another_source_are_kept(home, tmp_path, monkeypatch):
     found = open_cache(tmp_path / "made").rows(str(home / "images")).items
     np.testing.assert_array_equal(found["vector"], vectors.astype(np.float32))
     assert found["label"].tolist() == [number // 6 for number in range(NUM_IMAGES)]
-
-
-def test_cache_of_version_0_1_is_refused(tmp_path):
-    (tmp_path / "index.json").write_text(json.dumps({"identity": {"image_size": 16}, "num_images": 3}))
-    with pytest.raises(DataError, match=r"was made by version 0\.1(.|\n)*mm-dit cache-latents"):
-        open_cache(tmp_path)

@@ -2,6 +2,7 @@
 import importlib
 import json
 import shutil
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -10,15 +11,11 @@ import pytest
 pytest.importorskip("ftfy", reason="requirements/video.txt")
 pytest.importorskip("transformers", reason="requirements/video.txt")
 
+import transformers
+
+from mindspeed_mm_dit.configs import text_encoder as encoders
 from mindspeed_mm_dit.configs.joint import Flux2Config
-from mindspeed_mm_dit.configs.text_encoder import (
-    CLIPTextConfig,
-    Mistral3Config,
-    Qwen3Config,
-    Qwen25VLConfig,
-    T5Config,
-    UMT5Config,
-)
+from mindspeed_mm_dit.configs.text_encoder import CLIPTextConfig, Mistral3Config, Qwen25VLConfig, T5Config, UMT5Config
 from mindspeed_mm_dit.data.cache_index import check_same
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, caption_problems, clean_caption, fix_text
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -26,16 +23,13 @@ from mindspeed_mm_dit.tools.evaluate.demo import CAPTIONS, write_tokenizer
 from tests.text_encoder_fixtures import write_byte_tokenizer, write_clip_tokenizer
 
 
-def test_caption_is_cleaned_as_those_of_wan():
-    for caption, clean in {
-        "A dog.": "A dog.",
-        "  two\n words\t here ": "two words here",
-        "a &amp;lt;b&amp;gt; c": "a <b> c",  # escaped twice
-        "cafÃ©": "café",
-        "it\u2019s": "it's",
-        "&nbsp;": "",
-    }.items():
-        assert clean_caption(caption) == clean
+@pytest.mark.parametrize(("caption", "clean"), [
+    ("A dog.", "A dog."), ("  two\n words\t here ", "two words here"), ("cafÃ©", "café"), ("it\u2019s", "it's"),
+    ("a &amp;lt;b&amp;gt; c", "a <b> c"),  # escaped twice
+    ("&nbsp;", ""),
+])  # fmt: skip
+def test_caption_is_cleaned_as_those_of_wan(caption, clean):
+    assert clean_caption(caption) == clean
 
 
 TEXTS = [
@@ -54,8 +48,8 @@ PIPELINES = {
     "sd3": (T5Config, "stable_diffusion_3", "StableDiffusion3Pipeline", "_get_t5_prompt_embeds"),
     "sd3 clip": (CLIPTextConfig, "stable_diffusion_3", "StableDiffusion3Pipeline", "_get_clip_prompt_embeds"),
     "qwen_image": (Qwen25VLConfig, "qwenimage.pipeline_qwenimage", "QwenImagePipeline", "_get_qwen_prompt_embeds"),
-    "z_image": (Qwen3Config, {}),
-    "flux2 klein": (Qwen3Config, Flux2Config.published_texts),
+    "z_image": (encoders.Qwen3Config, {}),
+    "flux2 klein": (encoders.Qwen3Config, Flux2Config.published_texts),
     "flux2": (Mistral3Config, {}),
 }
 """Config of the encoder, and a method of diffusers; or what the encoder was published with, to compare with a chat."""
@@ -91,8 +85,6 @@ def ids_of_chat(tokenizer, texts, config):
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
-    import transformers
-
     kind, *source = PIPELINES[name]
     if kind is CLIPTextConfig:
         write_clip_tokenizer(tmp_path)
@@ -100,16 +92,13 @@ def test_each_encoder_reads_the_ids_of_its_pipeline(tmp_path, name):
     else:
         write_byte_tokenizer(tmp_path, "mistral3" if kind is Mistral3Config else "qwen3")
         tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    config = kind("nowhere", str(tmp_path), max_length=300).with_published_settings(
-        source[0] if len(source) == 1 else {}
-    )
+    published = source[0] if len(source) == 1 else {}
+    config = kind("nowhere", str(tmp_path), max_length=300).with_published_settings(published)
     texts = [text or getattr(config, "empty_caption", "") for text in TEXTS]
     if kind is CLIPTextConfig and not hasattr(tokenizer, "fix_text"):  # transformers 5: hold to what 4 reads
         texts = [fix_text(text).lower() for text in texts]
-    if len(source) == 1:
-        expected = ids_of_chat(tokenizer, texts, config)
-    else:
-        expected = ids_of_pipeline(*source, tokenizer, texts, config)
+    ids_of = ids_of_chat if len(source) == 1 else partial(ids_of_pipeline, *source)
+    expected = ids_of(tokenizer, texts, config)
     ids, mask = CaptionTokenizer(config)(TEXTS)
     for text, row, real, reference in zip(TEXTS, ids, mask, expected):
         tokens = row[real == 1].tolist()
@@ -136,7 +125,7 @@ def tokenizer(folder, **changes):
     return CaptionTokenizer(UMT5Config("nowhere", str(folder), **{"max_length": 8} | changes))
 
 
-def test_captions_are_ended_padded_and_masked(tokenizer_folder):
+def test_captions_are_ended_padded_and_masked_and_no_longer_than_allowed(tokenizer_folder):
     read = tokenizer(tokenizer_folder)
     ids, mask = read(["a seven  moves left", "", "a moves"])
     assert mask.tolist() == [[1] * 5 + [0] * 3, [1] + [0] * 7, [1] * 3 + [0] * 5]
@@ -144,9 +133,6 @@ def test_captions_are_ended_padded_and_masked(tokenizer_folder):
     cut, mask = tokenizer(tokenizer_folder, max_length=3)(["a seven moves left"])
     assert mask.tolist() == [[1, 1, 1]] and cut[0, -1] == 1
     assert read.vocabulary_size == 3 + 2 + 10 + 4 and len(set(ids[0, :5].tolist())) == 5
-
-
-def test_captions_that_are_too_long_or_empty_are_problems(tokenizer_folder):
     captions = ["a seven moves left", "a " * 8, "&nbsp;", "a " * 7, "七向左移动", "7"]
     good, long, empty, *others = caption_problems(tokenizer(tokenizer_folder), captions)
     assert good == "" and others == [""] * 3
@@ -156,26 +142,20 @@ def test_captions_that_are_too_long_or_empty_are_problems(tokenizer_folder):
         assert "no words" in caption_problems(tokenizer(tokenizer_folder), [caption])[0]
 
 
-@pytest.mark.parametrize(
-    ("part", "damage"), [("model", {"unk_token": "x"}), ("post_processor", {"special_tokens": {}})]
-)
-def test_tokenizer_that_fails_on_its_first_text_is_refused(tokenizer_folder, tmp_path, part, damage):
-    shutil.copytree(tokenizer_folder, tmp_path / "bad")
-    file = tmp_path / "bad/tokenizer.json"
+@pytest.mark.parametrize(("part", "lost"), [("model", {"unk_token": "x"}), ("post_processor", {"special_tokens": {}})])
+def test_tokenizer_that_fails_on_its_first_text_is_refused(tokenizer_folder, tmp_path, part, lost):
+    file = shutil.copytree(tokenizer_folder, tmp_path / "bad") / "tokenizer.json"
     content = json.loads(file.read_text())
-    content[part] |= damage
+    content[part] |= lost
     file.write_text(json.dumps(content))
-    with pytest.raises(DataError, match=str(tmp_path / "bad")):
-        tokenizer(tmp_path / "bad")
+    pytest.raises(DataError, tokenizer, tmp_path / "bad").match(str(tmp_path / "bad"))
 
 
 def test_tokenizer_lies_next_to_the_encoder_or_in_its_folder(tmp_path):
     config = UMT5Config(str(tmp_path / "text_encoder"))
     assert config.tokenizer_folder == tmp_path / "tokenizer"
-    with pytest.raises(DataError, match="there is no such folder"):
-        tokenizer(tmp_path / "tokenizer")
-    with pytest.raises(DataError, match="is not a tokenizer"):
-        tokenizer(tmp_path)
+    pytest.raises(DataError, tokenizer, tmp_path / "tokenizer").match("there is no such folder")
+    pytest.raises(DataError, tokenizer, tmp_path).match("is not a tokenizer")
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder/tokenizer_config.json").write_text("{}")
     assert config.tokenizer_folder == tmp_path / "text_encoder"

@@ -11,11 +11,9 @@ SAMPLE_INDICES = np.arange(1000, 1064)
 
 
 def all_draws(sample_indices, seed=3):
-    return [
-        draws.timesteps(seed, sample_indices, 1000),
-        draws.normals(seed, Stream.NOISE, sample_indices, (2, 4, 4)),
-        draws.bernoulli(seed, Stream.LABEL_DROP, sample_indices, 0.3),
-    ]
+    noise = draws.normals(seed, Stream.NOISE, sample_indices, (2, 4, 4))
+    coins = draws.bernoulli(seed, Stream.LABEL_DROP, sample_indices, 0.3)
+    return [draws.timesteps(seed, sample_indices, 1000), noise, coins]
 
 
 def test_a_draw_depends_on_seed_and_position_alone():
@@ -37,12 +35,13 @@ def test_points_are_spread_evenly_over_every_stretch():
 
 def test_the_meaning_of_a_seed_is_fixed():
     """A change here breaks resuming old runs: it needs a note in the changelog."""
+    assert {name: int(stream) for name, stream in Stream.__members__.items()} == STREAMS
+    assert draws.VALIDATION_START == 2**62
     assert draws.timesteps(1234, np.arange(5), 1000).tolist() == [815, 630, 814, 754, 251]
     assert draws.timesteps(1234, FAR_APART, 1000).tolist() == [226, 131, 885, 529]
     np.testing.assert_allclose(draws.normals(1234, Stream.NOISE, FAR_APART, (3,)), NOISE, rtol=1e-6)
-    np.testing.assert_allclose(
-        draws.normals(1234, Stream.SAMPLE_NOISE, FAR_APART, (2,), block=249), STEP_249, rtol=1e-6
-    )
+    step_249 = draws.normals(1234, Stream.SAMPLE_NOISE, FAR_APART, (2,), block=249)
+    np.testing.assert_allclose(step_249, STEP_249, rtol=1e-6)
     for stream, coins in ((Stream.FLIP, "0899874a1548476b"), (Stream.LABEL_DROP, "02a6b52ef5e5cd56")):
         thrown = draws.bernoulli(1234, stream, np.arange(2**16, 2**16 + 64), 0.5)
         assert np.packbits(thrown).tobytes().hex() == coins
@@ -62,11 +61,6 @@ STREAMS = {
     "SAMPLE_START": 8, "SAMPLE_NOISE": 9, "CAPTION": 10, "CLIP_START": 11, "SAMPLE_LABEL": 12, "SOURCE": 13,
     "ENCODER_DROP": 14,
 }  # fmt: skip
-
-
-def test_every_stream_has_its_number_for_good():
-    assert {name: int(stream) for name, stream in Stream.__members__.items()} == STREAMS
-    assert draws.VALIDATION_START == 2**62
 
 
 def philox(key, counter):
@@ -111,22 +105,15 @@ def test_every_epoch_holds_every_image_once_across_batch_boundaries(batch_size):
     assert not np.array_equal(epochs[0], epochs[1])
 
 
-def test_without_buckets_an_order_deals_its_positions_as_they_come():
-    order = SampleOrder(50, seed=1)
-    assert [next(order.micro_batches(100, 4, rank, 2, 1)).tolist() for rank in range(2)] == [
-        [100, 101, 102, 103], [104, 105, 106, 107]
-    ]  # fmt: skip
-    second = list(itertools.islice(order.micro_batches(100, 4, 1, 2, 2), 2))[1]
-    assert second.tolist() == [112, 113, 114, 115]
-
-
 @pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 8), (1, 2), (2, 4), (4, 1)])
 def test_ranks_and_micro_batches_cut_one_global_batch(world_size, micro_batch_size):
-    rounds = 8 // (world_size * micro_batch_size)
-    streams = [micro_batches(100, micro_batch_size, rank, world_size) for rank in range(world_size)]
-    for step in range(3):
-        taken = np.concatenate([next(stream) for _ in range(rounds) for stream in streams])
-        np.testing.assert_array_equal(taken, 100 + 8 * step + np.arange(8))
+    rounds, order = 8 // (world_size * micro_batch_size), SampleOrder(50, seed=1)  # (which deals them as they come)
+    for deal in (lambda rank: micro_batches(100, micro_batch_size, rank, world_size),
+                 lambda rank: order.micro_batches(100, micro_batch_size, rank, world_size, rounds)):  # fmt: skip
+        streams = [deal(rank) for rank in range(world_size)]
+        for step in range(3):
+            taken = np.concatenate([next(stream) for _ in range(rounds) for stream in streams])
+            np.testing.assert_array_equal(taken, 100 + 8 * step + np.arange(8))
 
 
 def test_each_class_has_its_share_of_held_out_samples():
@@ -137,12 +124,7 @@ def test_each_class_has_its_share_of_held_out_samples():
     assert sorted([*train, *valid]) == list(range(100))
     alone = split(100, 0.1, 3, np.zeros(100, int))
     assert [part.tolist() for part in alone] == [part.tolist() for part in split(100, 0.1, 3)]
-
-    class Labelled(list):
-        """Rows of these labels."""
-
-        labels = np.repeat([0, 1, 2], [70, 20, 10])
-
+    rows = type("Labelled", (list,), {"labels": labels})(labels)
     for by_class, same in ((True, (train, valid)), (False, alone)):
         param = SimpleNamespace(valid_fraction=0.1, valid_by_class=by_class)
-        assert [part.tolist() for part in split_rows(Labelled(labels), param, 3)] == [part.tolist() for part in same]
+        assert [part.tolist() for part in split_rows(rows, param, 3)] == [part.tolist() for part in same]

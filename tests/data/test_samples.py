@@ -9,10 +9,12 @@ from mindspeed_mm_dit.configs.data import DataConfig, DataloaderParam
 from mindspeed_mm_dit.configs.images import DatasetParam
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.run import MultiModalArguments
+from mindspeed_mm_dit.data import images as data_images
 from mindspeed_mm_dit.data import order
 from mindspeed_mm_dit.data.images import ImageReader
 from mindspeed_mm_dit.data.order import Stream
 from mindspeed_mm_dit.data.samples import OpenedDataset
+from mindspeed_mm_dit.data.sources import Rows
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.errors import ConfigError, DataError
 from mindspeed_mm_dit.training.data_set import DataSet
@@ -21,21 +23,23 @@ from tests.data_fixtures import open_rows, open_samples
 NUM_IMAGES = 70
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    """Seven grey images of 8 x 8 in each of ten classes."""
-    folder = tmp_path_factory.mktemp("pictures")
+def write_noise(folder, labels):
+    """A grey image of 8 x 8 for each label."""
     draw = np.random.default_rng(0)
-    for number in range(NUM_IMAGES):
-        path = folder / str(number % 10) / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (8, 8), np.uint8)).save(path)
-    return folder
+    for number, label in enumerate(labels):
+        (folder / str(label)).mkdir(exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (8, 8), np.uint8)).save(folder / f"{label}/{number}.png")
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return write_noise(tmp_path_factory.mktemp("pictures"), [number % 10 for number in range(NUM_IMAGES)])
 
 
 @pytest.fixture
-def configs(model_json, images):
-    param = DatasetParam(data_folder=str(images), image_size=8, random_flip=True)
+def configs(model_json, pictures):
+    param = DatasetParam(data_folder=pictures, image_size=8, random_flip=True)
     return model_config_from_mapping(model_json, "model.json"), DataConfig(param, DataloaderParam())
 
 
@@ -44,7 +48,7 @@ def samples(configs):
     return open_samples(*configs)
 
 
-def test_a_batch_has_the_documented_shapes_and_ranges(samples):
+def test_a_batch_has_its_shapes_and_ranges_however_it_is_cut(samples):
     batch = samples.batch(np.arange(64))
     assert {key: (array.shape, array.dtype.name) for key, array in batch.items()} == {
         "pixels": ((64, 1, 8, 8), "uint8"),
@@ -54,9 +58,6 @@ def test_a_batch_has_the_documented_shapes_and_ranges(samples):
     }
     assert 0 < (batch["labels"] == 10).mean() < 0.3  # the null class, 10 % of them
     assert batch["timesteps"].min() >= 0 and batch["timesteps"].max() < 1000
-
-
-def test_a_batch_is_the_same_however_it_is_cut(samples):
     whole = samples.batch(np.arange(500, 532))
     for key, array in whole.items():
         parts = [samples.batch(np.arange(s, s + 8))[key] for s in range(500, 532, 8)]
@@ -67,7 +68,7 @@ FAR = [0, 2**32, order.VALIDATION_START]
 
 
 @pytest.mark.parametrize("start", FAR)
-def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, configs, start):
+def test_every_number_of_a_batch_comes_from_its_own_stream(samples, configs, start):
     """Within 5 deviations of 400 throws. Pixels and labels are read from the files here, by the order's numbers."""
     sample_indices = np.arange(start, start + 400)
     rows = open_rows(configs[1].dataset_param)
@@ -81,10 +82,6 @@ def test_half_of_the_images_are_mirrored_and_a_tenth_loses_its_label(samples, co
     dropped = order.bernoulli(0, Stream.LABEL_DROP, sample_indices, 0.1)
     assert batch["labels"].tolist() == np.where(dropped, 10, rows.labels[images]).tolist()
     assert abs(dropped.mean() - 0.1) < 5 * (0.1 * 0.9 / 400) ** 0.5
-
-
-@pytest.mark.parametrize("start", FAR)
-def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
     samples = dataclasses.replace(samples, seed=7, posterior_noise=True)
     sample_indices = np.arange(start, start + 5)
     batch = samples.batch(sample_indices)
@@ -95,26 +92,20 @@ def test_every_number_of_a_batch_comes_from_its_own_stream(samples, start):
 
 def test_configs_that_contradict_each_other_are_refused(configs):
     model, data = configs
-    with pytest.raises(DataError, match="fewer than --global-batch-size 71"):
-        DataSet(MultiModalArguments(model, data, None, {}), 0).check(NUM_IMAGES + 1)
+    found = DataSet(MultiModalArguments(model, data, None, {}), 0)
+    pytest.raises(DataError, found.check, NUM_IMAGES + 1).match("--global-batch-size 71")
     larger = DataConfig(DatasetParam(data_folder="x", image_size=16))
-    words = "image_size = 16: makes latents of 16 x 16, and the predictor takes 8 x 8: images of 8 x 8 pixels"
-    with pytest.raises(ConfigError, match=words):
-        open_samples(model, larger)
+    pytest.raises(ConfigError, open_samples, model, larger).match("image_size = 16.*16 x 16.*8 x 8")
 
 
 @pytest.fixture
 def some_cut_short(tmp_path, monkeypatch):
     """Ten images of two classes, so many that only headers are checked; 3, 4 and 9 end too early."""
-    monkeypatch.setattr("mindspeed_mm_dit.data.images.DECODE_CHECK_LIMIT", 9)
-    draw = np.random.default_rng(0)
-    for number in range(10):
-        path = tmp_path / str(number // 5) / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(draw.integers(0, 256, (8, 8), np.uint8)).save(path)
-        if number in (3, 4, 9):
-            path.write_bytes(path.read_bytes()[:60])
-    return DatasetParam(data_folder=str(tmp_path), image_size=8)
+    monkeypatch.setattr(data_images, "DECODE_CHECK_LIMIT", 9)
+    folder = write_noise(tmp_path, [0] * 5 + [1] * 5)
+    for name in ("0/3.png", "0/4.png", "1/9.png"):
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:60])
+    return DatasetParam(data_folder=folder, image_size=8)
 
 
 def test_the_next_readable_image_stands_in_with_its_own_label(configs, some_cut_short, capsys):
@@ -139,11 +130,10 @@ def test_an_image_that_fails_in_training_is_named_with_its_cure(configs, some_cu
     model, _ = configs
     index = open_rows(some_cut_short, 2)
     samples = open_samples(model, DataConfig(some_cut_short, DataloaderParam(shuffle=False)))
-    with pytest.raises(DataError, match=r"3\.png: cannot be decoded(.|\n)*dataset_param.skip_bad_images"):
-        samples.batch(np.arange(10))
-    monkeypatch.setattr("mindspeed_mm_dit.data.images.REPLACEMENT_TRIES", 2)
-    with pytest.raises(DataError, match=r"3\.png: cannot be decoded: [a-z].*, nor can any of the 1 images after it"):
-        ImageReader(index, 8, 1, skip_bad=True).read(np.array([3]), np.array([False]))
+    pytest.raises(DataError, samples.batch, np.arange(10)).match(r"(?s)3\.png.*dataset_param.skip_bad_images")
+    monkeypatch.setattr(data_images, "REPLACEMENT_TRIES", 2)
+    reader = ImageReader(index, 8, 1, skip_bad=True)
+    pytest.raises(DataError, reader.read, np.array([3]), np.array([False])).match(r"3\.png.* any of the 1 images after")
 
 
 def test_example_captions_are_the_first_of_each_row_once():
@@ -151,3 +141,54 @@ def test_example_captions_are_the_first_of_each_row_once():
     for cache, shown in ((None, ["a cat", "a dog"]), (True, ["a cat", "a dog"]), (False, [""])):
         cache = None if cache is None else SimpleNamespace(knows_captions=cache)
         assert OpenedDataset(None, None, rows, cache=cache).example_captions() == shown
+
+
+UPRIGHT = np.zeros(4, bool)
+
+
+@pytest.fixture
+def index(tmp_path):
+    """Four images of 4 x 4 in one colour each; the second cannot be decoded."""
+    paths = tuple(str(tmp_path / f"{number}.png") for number in range(4))
+    for number, path in enumerate(paths):
+        Image.new("RGB", (4, 4), (number, 10, 20)).save(path)
+    (tmp_path / "1.png").write_bytes(b"no image")
+    return Rows(paths, {"label": np.arange(4)})
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """The files that were decoded, in their order."""
+    noted, load = [], data_images.load_pixels
+    monkeypatch.setattr(data_images, "load_pixels", lambda path, *rest: noted.append(path[-5:]) or load(path, *rest))
+    return noted
+
+
+@pytest.mark.parametrize(("spare_bytes", "times"), [(0, 1), (-1, 2)])
+def test_images_that_fit_into_memory_are_decoded_once(index, decoded, monkeypatch, spare_bytes, times):
+    monkeypatch.setattr(data_images, "CACHE_BYTES", 4 * 3 * 4 * 4 + spare_bytes)  # images, channels, height, width
+    reader = ImageReader(index, 4, 3)
+    for _ in range(2):
+        pixels = reader.read(np.array([2, 3]), UPRIGHT[:2]).arrays["pixels"]
+        assert pixels[:, 0, 0, 0].tolist() == [2, 3] and pixels.shape == (2, 3, 4, 4)
+    assert decoded == ["2.png", "3.png"] * times
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_an_image_that_stays_the_same_in_memory_is_mirrored_anew_each_time(index, monkeypatch, keep):
+    Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4)).save(index.paths[0])
+    monkeypatch.setattr(data_images, "CACHE_BYTES", 1 << 20 if keep else 0)
+    reader = ImageReader(index, 4, 1)
+    for flip in (True, False, True):
+        pixels = reader.read(np.array([0]), np.array([flip])).arrays["pixels"][0, 0, 0]
+        assert pixels.tolist() == ([3, 2, 1, 0] if flip else [0, 1, 2, 3])
+
+
+def test_skipped_image_is_named_once_and_another_an_error_every_time(index, decoded, capsys):
+    reader = ImageReader(index, 4, 3, skip_bad=True)
+    for _ in range(3):
+        assert reader.read(np.arange(4), UPRIGHT).rows.tolist() == [0, 2, 2, 3]
+    assert decoded.count("1.png") == 1 and capsys.readouterr().err.count(f"{index.paths[1]} cannot be decoded") == 1
+    reader = ImageReader(index, 4, 3)
+    for _ in range(2):
+        pytest.raises(DataError, reader.read, np.array([1]), UPRIGHT[:1]).match(r"1\.png")

@@ -17,6 +17,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def counted_from_zero(request):
-    """Each test counts for itself."""
     if counted.KIND:
         counted.reset()

@@ -64,23 +64,19 @@ class Steps:
         self.config = config
         self.model = DiTModel(config, NoAutoencoder(AE_CONFIGS["pixel"]()))
         draw = np.random.default_rng(1)
-        start = {
-            name: (0.05 * draw.standard_normal(p.shape)).astype(np.float32) for name, p in parameters_of(config).items()
-        }
+        shapes = parameters_of(config).shapes()
+        start = {name: (0.05 * draw.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
         self.engine = engines.Engine(self.model, run_config(**{**FLAGS, **flags}), None, weights=start)
         latents, *given = example(self.model, config, samples)
         self._batch = (latents + runtime.to_device({"x": draw.standard_normal(latents.shape, np.float32)})["x"], *given)
 
     def step(self) -> torch.Tensor:
-        """Take a step; return its loss."""
         return self.engine.train_step(self._forward, iter([None] * self._micro_batches), 1e-3).loss
 
     def validate(self) -> torch.Tensor:
-        """Return the loss of each sample."""
         return self.engine.eval_step(self._forward, iter([None]))
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the weights on the host."""
         return {name: p.detach().cpu() for name, p in self.engine.predictor.named_parameters()}
 
     def _forward(self, batches: Iterator[None], model: Any) -> tuple[torch.Tensor, Any]:

@@ -14,22 +14,15 @@ import torch
 
 from tests.device.steps import Steps, narrow
 
-MODELS = {
-    "DiT-XL/2, `imagenet256`": "imagenet256",
-    "CustomDiT, `t2v_custom`": "t2v_custom",
-    "Wan 1.3B, `wan2.1_1.3b`": "wan2.1_1.3b",
-}
-KINDS = {
-    "mm": "products", "addmm": "products", "bmm": "products", "convolution": "products", "_scaled": "attention",
-    "native_layer_norm": "norms", "_fused_rms_norm": "norms", "gelu": "norms", "silu": "norms",
-}  # fmt: skip
+MODELS = {"DiT-XL/2": "imagenet256", "CustomDiT": "t2v_custom", "Wan 1.3B": "wan2.1_1.3b"}
+KINDS = {"mm": "products", "addmm": "products", "bmm": "products", "convolution": "products", "_scaled": "attention",
+         "native_layer_norm": "norms", "_fused_rms_norm": "norms", "gelu": "norms", "silu": "norms"}  # fmt: skip
 """By the beginning of an operator's name."""
 REST_OF_FLOOR = 3
 """One fused optimizer step, one EMA update, one norm of the gradients."""
 
 
 def kinds(operators: dict[str, int]) -> Counter[str]:
-    """Return the operators by kind."""
     found: Counter[str] = Counter()
     for name, count in operators.items():
         name = name.removeprefix("aten::")
@@ -61,7 +54,6 @@ def of_one_block(block: Any, inputs: tuple[Any, ...]) -> tuple[int, int]:
 
 
 def rows(name: str, config: str) -> list[str]:
-    """Return the two rows of a model."""
     steps, given = Steps(narrow(config)), []
     blocks = steps.model.predictor.blocks
     watch = blocks[0].register_forward_pre_hook(lambda _, inputs: given.append(inputs))
@@ -83,4 +75,4 @@ def rows(name: str, config: str) -> list[str]:
 
 if __name__ == "__main__":
     for name, config in MODELS.items():
-        print(*rows(name, config), sep="\n", flush=True)
+        print(*rows(f"{name}, `{config}`", config), sep="\n", flush=True)

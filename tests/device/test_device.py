@@ -19,15 +19,11 @@ def test_memory_is_nan_until_it_is_written():
     assert torch.empty(3, device=NPU).isnan().all() and torch.empty(3, dtype=torch.bfloat16, device=NPU).isnan().all()
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        lambda: ones() + torch.ones(4), lambda: torch.nn.functional.linear(torch.ones(2, 4), ones(3, 4)),
-        lambda: torch.cat([ones(1), torch.ones(1)]), lambda: ones() + torch.ones(4, device="npu:1"),
-        lambda: torch._foreach_add_([ones()], [torch.ones(4)]),
-    ],
-    ids=["operands", "a table", "one number", "another device", "a list"],
-)  # fmt: skip
+@pytest.mark.parametrize("mistake", [
+    lambda: ones() + torch.ones(4), lambda: torch.nn.functional.linear(torch.ones(2, 4), ones(3, 4)),
+    lambda: torch.cat([ones(1), torch.ones(1)]), lambda: ones() + torch.ones(4, device="npu:1"),
+    lambda: torch._foreach_add_([ones()], [torch.ones(4)]),
+], ids=["operands", "a table", "one number", "another device", "a list"])  # fmt: skip
 def test_tensors_of_two_places_do_not_meet(mistake):
     assert (ones() * torch.tensor(2.0)).tolist() == [2, 2, 2, 2]  # (a number of the host may)
     with pytest.raises(RuntimeError, match=r"same device|on a different device|two devices"):
@@ -42,21 +38,15 @@ def test_generator_draws_on_its_own_device_what_the_cpu_draws():
     assert torch.equal(*[torch.randn(4, device=g.device, generator=g.manual_seed(3)).cpu() for g in generators])
 
 
-def test_copy_to_the_device_takes_what_the_host_has_later():
+def test_copies_arrive_late_and_an_event_brings_what_was_copied_before_it_alone():
     host = torch.ones(4).pin_memory()
     there = host.to(NPU, non_blocking=True)
     host.fill_(2)
     assert there.tolist() == [2, 2, 2, 2]
-
-
-def test_copy_to_the_host_is_nan_until_it_is_waited_for():
     host = ones().to("cpu", non_blocking=True)
     assert host.is_pinned() and host.isnan().all()
     torch.npu.synchronize()
     assert host.tolist() == [1, 1, 1, 1]
-
-
-def test_event_brings_what_was_copied_before_it_alone():
     first = ones().to("cpu", non_blocking=True)
     event = torch.npu.Event()
     event.record()
@@ -101,16 +91,13 @@ def waits(work):
     return torch.npu.counts()["waits"]
 
 
-@pytest.mark.parametrize(
-    ("work", "expected"),
-    [
-        (lambda x: x + 1, 0), (lambda x: x.sum().item(), 1), (lambda x: x.cpu(), 1),
-        (lambda x: x.to("cpu", non_blocking=True), 0), (lambda x: torch.ones(4).to(NPU), 1),
-        (lambda x: torch.ones(4).pin_memory().to(NPU, non_blocking=True), 0), (lambda x: x[x > 0], 1),
-        (lambda x: x.nonzero(), 1), (lambda x: torch.equal(x, x), 1), (lambda x: torch.npu.synchronize(), 1),
-        (lambda x: torch.nn.utils.clip_grad_norm_([x], 1.0), 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("work", "expected"), [
+    (lambda x: x + 1, 0), (lambda x: x.sum().item(), 1), (lambda x: x.cpu(), 1),
+    (lambda x: x.to("cpu", non_blocking=True), 0), (lambda x: torch.ones(4).to(NPU), 1),
+    (lambda x: torch.ones(4).pin_memory().to(NPU, non_blocking=True), 0), (lambda x: x[x > 0], 1),
+    (lambda x: x.nonzero(), 1), (lambda x: torch.equal(x, x), 1), (lambda x: torch.npu.synchronize(), 1),
+    (lambda x: torch.nn.utils.clip_grad_norm_([x], 1.0), 0),
+])  # fmt: skip
 def test_waits_of_the_host_are_counted(work, expected):
     x = ones()
     assert waits(lambda: work(x)) == expected, torch.npu.counts()["waited_at"]

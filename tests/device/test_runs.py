@@ -105,9 +105,8 @@ def test_run_moves_between_device_cpu_and_layouts(validated, tmp_path):
             assert float(loss) == pytest.approx(float(whole.lines[iteration][1]), rel=CLOSE)
 
 
-def counted_by(configs, folder, flags):
-    """What a run on the device has counted."""
-    outcome = configs.run(STEPS + flags, DEVICE_APART_REPORT=f"{folder}/report")
+def counted_by(configs, folder, steps, flags):
+    outcome = configs.run(f"{STEPS}--train-iters {steps} {flags}", DEVICE_APART_REPORT=f"{folder}/report")
     assert outcome.code == 0, outcome.output
     return json.loads((folder / "report.0.json").read_text())
 
@@ -120,10 +119,7 @@ def counted_by(configs, folder, flags):
 )
 def test_steps_and_saves_make_the_host_wait_for_little(validated, tmp_path, flags, most):
     """Between runs of 4 and of 8 steps, each with its log line, lie two validations or saves."""
-    few, many = (
-        counted_by(validated, tmp_path, f"--train-iters {steps} {flags.format(tmp_path / str(steps))}")
-        for steps in (4, 8)
-    )
+    few, many = (counted_by(validated, tmp_path, n, flags.format(tmp_path / str(n))) for n in (4, 8))
     assert many["waits"] - few["waits"] <= 2 * most, many["waited_at"]
     assert many["bytes_to_host"] > few["bytes_to_host"] and many["most_pinned_bytes"] == few["most_pinned_bytes"]
 
@@ -132,10 +128,8 @@ def test_steps_and_saves_make_the_host_wait_for_little(validated, tmp_path, flag
 def test_embedded_config_prints_the_lines_of_the_cpu(config, tmp_path):
     if config == "moving_digits":
         pytest.importorskip("av")
-    there, here = (
-        launch.run([sys.executable, *SCRIPT, *flags(f"examples/dit/{config}").split()], tmp_path, **variables)
-        for variables in ({}, CPU)
-    )
+    words = [sys.executable, *SCRIPT, *flags(f"examples/dit/{config}").split()]
+    there, here = (launch.run(words, tmp_path, **variables) for variables in ({}, CPU))
     assert there.code == here.code == 0 and len(here.lines) == 3, there.output
     assert_alike(there, here)
 

@@ -1,14 +1,20 @@
-"""A step of every embedded config: the CPU's numbers, and no wait of the host."""
+"""A step of every embedded config, and every sampler: the CPU's numbers, and no wait of the host."""
 
+import dataclasses
 import gc
 
+import numpy as np
 import pytest
 import torch
 
-from mindspeed_mm_dit.configs.model import load_model_config
+from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, load_model_config
 from mindspeed_mm_dit.configs.precision import FLOAT32
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.registry import load_encoders
+from mindspeed_mm_dit.objectives.registry import objective_of
 from mindspeed_mm_dit.planning import Placement, memory
+from mindspeed_mm_dit.sampling.conditions import SampleConditions
+from mindspeed_mm_dit.sampling.request import SampleRequest
 from tests.conftest import ROOT
 from tests.device import counted
 from tests.device.steps import Steps, narrow, on_the_cpu
@@ -57,3 +63,40 @@ def test_step_is_that_of_the_cpu_and_waits_for_nothing(config):
     torch.testing.assert_close(loss.cpu(), expected, rtol=counted.CLOSE, atol=0)
     torch.testing.assert_close(losses.cpu(), whole, rtol=2 * counted.CLOSE, atol=counted.CLOSE)
     torch.testing.assert_close(there.weights(), here.weights(), rtol=counted.LOOSE, atol=counted.CLOSE)
+
+
+def model_of(diffusion):
+    if diffusion == "gaussian_diffusion":
+        return narrow(".")
+    config = narrow("digits_meanflow" if diffusion == "mean_flow" else "digits_flow")
+    return dataclasses.replace(config, diffusion=DIFFUSION_CONFIGS[diffusion]())
+
+
+SAMPLERS = [
+    (name, sampler) for name in DIFFUSION_CONFIGS for sampler in objective_of(DIFFUSION_CONFIGS[name]()).samplers
+]
+ADAPTIVE = ("dopri5",)
+"""The host reads the error of a step to choose the next one."""
+
+
+def drawn(config, sampler, steps):
+    from mindspeed_mm_dit.sampling.generate import generate, with_defaults
+
+    model = Steps(config).engine.model
+    model.ae, _ = load_encoders(config, True)
+    counted.reset()
+    request = with_defaults(SampleRequest(sampler=sampler, steps=steps, guidance=1.5, channels="all"), config)
+    return generate(model, config, SampleConditions({"label": np.array([3, 7])}), request)
+
+
+@pytest.mark.parametrize(("diffusion", "sampler"), SAMPLERS)
+def test_sampler_draws_what_it_draws_on_the_cpu(diffusion, sampler):
+    config, found = model_of(diffusion), {}
+    for steps in (4, 8):
+        images = drawn(config, sampler, steps)
+        found[steps] = counted.counts()
+    if sampler not in ADAPTIVE:
+        assert found[8]["waits"] == found[4]["waits"], found[8]["waited_at"]
+    with on_the_cpu():
+        expected = drawn(config, sampler, 8)
+    assert np.abs(images.astype(int) - expected).max() <= 1 and np.ptp(expected) > 0

@@ -41,7 +41,7 @@ def test_checkpoint_holds_the_weights_of_its_beginning(steps, framework):
 
 
 def test_roundings_of_a_proof_are_drawn_by_one_generator(steps):
-    from mindspeed_mm_dit.tools.verify.pytorch import RoundingNoise
+    from mindspeed_mm_dit.tools.verify.pytorch_steps import RoundingNoise
 
     RoundingNoise(steps.engine, 1e-6, 0.0, 0).begin()
     assert steps.step().isfinite()

@@ -28,10 +28,8 @@ class OneStep:
     def average_losses_across_data_parallel_group(self, losses):
         return losses
 
-    def pretrain(
-        self, train_valid_test_dataset_provider, model_provider, model_type, forward_step_func,
-        process_non_loss_data_func=None, extra_args_provider=None, args_defaults=None,
-    ):  # fmt: skip
+    def pretrain(self, train_valid_test_dataset_provider, model_provider, model_type, forward_step_func,
+                 process_non_loss_data_func=None, extra_args_provider=None, args_defaults=None):  # fmt: skip
         from mindspeed_mm_dit.framework import runtime
         from mindspeed_mm_dit.hosts.preflight import preflight
         from mindspeed_mm_dit.training.flags import parse, standalone_parser

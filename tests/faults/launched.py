@@ -54,11 +54,10 @@ class Run(Watched):
         self.folder, self.framework, self.mark = folder, framework, uuid.uuid4().hex
         self.log = folder / f"{self.mark}.log"
         python = MINDSPORE_PYTHON if framework == "mindspore" else sys.executable
-        environment = {
-            **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
-            "PATH": f"{Path(python).parent}:{os.environ['PATH']}", "VIRTUAL_ENV": "this one",
-            "CUDA_VISIBLE_DEVICES": "", "AI_FRAMEWORK": framework, "CONFIG": str(config), MARK: self.mark, **variables,
-        }  # fmt: skip
+        environment = {**{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+                       "PATH": f"{Path(python).parent}:{os.environ['PATH']}", "VIRTUAL_ENV": "this one",
+                       "CUDA_VISIBLE_DEVICES": "", "AI_FRAMEWORK": framework, "CONFIG": str(config), MARK: self.mark,
+                       **variables}  # fmt: skip
         self.process = subprocess.Popen(
             ["bash", str(ROOT / "examples/dit/pretrain.sh"), *flags.split()], cwd=folder, env=environment,
             stdin=subprocess.DEVNULL, stdout=self.log.open("w"), stderr=subprocess.STDOUT, start_new_session=True,

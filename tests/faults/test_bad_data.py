@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -45,7 +44,6 @@ def problem(folder: Path, num_classes: int = 3, **param) -> DataError:
     with pytest.raises((ConfigError, DataError)) as caught:
         open_rows(DatasetParam(**{"data_folder": str(folder), "image_size": 8, **param}), num_classes)
     assert content_of(folder.parent) == before, "something was written"
-    assert caught.value.cure
     return caught.value
 
 
@@ -66,16 +64,16 @@ def half_of_a_png() -> bytes:
 
 
 FILES = {
-    "a named pipe": (lambda path: os.mkfifo(path), "is a named pipe, not a file"),
-    "a folder": (lambda path: path.mkdir(), "is a folder, not a file"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "is a device, not a file"),
-    "a broken link": (lambda path: path.symlink_to("nothing"), "is a link to nothing"),
-    "no bytes": (lambda path: path.write_bytes(b""), "is empty"),
-    "text": (lambda path: path.write_text("no image"), "cannot be decoded: it is not an image"),
-    "EPS": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "it is not an image"),
-    "an image cut short": (lambda path: path.write_bytes(half_of_a_png()), "cannot be decoded"),
-    "a bomb": (lambda path: path.write_bytes(png_of(20_000, 20_000)), "decompression bomb DOS attack. Scale it down"),
-    "a thread": (lambda path: Image.new("L", (1, 60_000)).save(path), "is too narrow for image_size 64: 1 x 6"),
+    "a named pipe": (os.mkfifo, "pipe"),
+    "a folder": (lambda path: path.mkdir(), "folder"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "device"),
+    "a broken link": (lambda path: path.symlink_to("nothing"), "link"),
+    "no bytes": (lambda path: path.write_bytes(b""), "empty"),
+    "text": (lambda path: path.write_text("no image"), "not an image"),
+    "EPS": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"), "not an image"),
+    "an image cut short": (lambda path: path.write_bytes(half_of_a_png()), "decoded"),
+    "a bomb": (lambda path: path.write_bytes(png_of(20_000, 20_000)), "decompression bomb"),
+    "a thread": (lambda path: Image.new("L", (1, 60_000)).save(path), "image_size 64"),
 }
 
 
@@ -85,9 +83,8 @@ def test_a_file_that_is_no_image_is_named_or_left_out(folder, kind):
     path = folder / "cat/x.png"
     make(path)
     size = 64 if kind == "a thread" else 8
-    error = problem(folder, image_size=size)
-    assert error.what.startswith(f"{path} {message}") or message in error.what
-    assert error.reason == "1 of 7 images cannot be used" and "skip_bad_images" in error.cure
+    error = str(problem(folder, image_size=size))
+    assert str(path) in error and message in error and "1 of 7" in error and "skip_bad_images" in error
     index = open_rows(DatasetParam(str(folder), size, skip_bad_images=True), 2)
     assert len(index) == 6 and index.skipped == 1 and str(path) in index.problems[0]
     with pytest.raises(UnusableFile):  # nor is it read where only headers were checked
@@ -117,11 +114,9 @@ def test_nothing_waits_for_a_pipe_and_pillow_warns_of_nothing(tmp_path):
         os.mkfifo(tmp_path / name)
     (tmp_path / "named/labels.csv").write_text(HEADER + "x.png,0\n")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "large/class/x.png")  # Pillow warns from 89 million pixels on
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=SECONDS,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.stdout.count("is a named pipe, not a file") == 4, done.stdout + done.stderr
+    done = subprocess.run([sys.executable, "-c", OPEN], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          timeout=SECONDS, capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.count("named pipe") == 4, done.stdout + done.stderr
     assert done.stdout.endswith("('large/class/x.png',)\n") and not done.stderr
 
 
@@ -154,13 +149,6 @@ def test_every_colour_mode_is_read(tmp_path):
             assert (load_pixels(str(path), 8, channels) >= 254).all(), mode  # white
 
 
-def flat(folder):
-    for path in list(folder.rglob("*.png")):
-        path.rename(folder / f"{path.parent.name}{path.name}")
-    shutil.rmtree(folder / "cat")
-    shutil.rmtree(folder / "dog")
-
-
 def from_windows(folder):
     for path in list(folder.rglob("*.png")):
         path.rename(folder / "cat" / f"{path.parent.name}\\{path.name}")
@@ -176,19 +164,20 @@ def other_digits(folder):
     (folder / "cat").rename(folder.parent / "digits")
 
 
+def with_an_index(folder):
+    (folder / "label.csv").write_text(HEADER)
+
+
 FOLDERS = {
-    "a missing one": (None, {"data_folder": "gone"}, "is not a folder", "correct the path"),
-    "a typing error": (None, {"data_folder": "{}/cta"}, "is not a folder", "Did you mean 'cat'"),
-    "folders that became names": (from_windows, {}, "the one class cat", "unzip"),
-    "folders that became names, loose": (loose_from_windows, {}, "6 image(s) in no class folder", "unzip"),
-    "no index": (None, {"index": "labels.csv"}, "there is no", 'drop "index" from data.json to take the folders'),
-    "an index of another name": (
-        lambda folder: (folder / "label.csv").write_text(HEADER), {"index": "labels.csv"}, "there is no",
-        "Did you mean 'label.csv'",
-    ),
-    "digits named, others there": (None, {"source": "digits"}, "exists, and dataset_param.source", 'drop "source"'),
+    "a missing one": (None, {"data_folder": "gone"}, "gone", ""),
+    "a typing error": (None, {"data_folder": "{}/cta"}, "cta", "'cat'"),
+    "folders that became names": (from_windows, {}, "one class cat", "unzip"),
+    "folders that became names, loose": (loose_from_windows, {}, "6 image(s)", "unzip"),
+    "no index": (None, {"index": "labels.csv"}, "labels.csv", 'drop "index"'),
+    "an index of another name": (with_an_index, {"index": "labels.csv"}, "labels.csv", "'label.csv'"),
+    "digits named, others there": (None, {"source": "digits"}, "dataset_param.source", 'drop "source"'),
     "others in a folder named digits": (
-        other_digits, {"data_folder": "{}/../digits", "source": "digits"}, "holds no images", "one folder of images",
+        other_digits, {"data_folder": "{}/../digits", "source": "digits"}, "digits", "one folder of images",
     ),
 }  # fmt: skip
 
@@ -198,9 +187,8 @@ def test_a_folder_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
     change, param, message, cure = FOLDERS[kind]
     if change is not None:
         change(folder)
-    param = {**param, **{key: param[key].format(folder) for key in param if key == "data_folder"}}
-    error = problem(folder, **param)
-    assert message in f"{error.what} {error.reason}" and cure in error.cure
+    error = problem(folder, **{key: value.format(folder) for key, value in param.items()})
+    assert message in str(error) and cure in str(error)
 
 
 def test_a_folder_that_may_not_be_read_is_named_and_not_taken_for_an_empty_class(folder, monkeypatch):
@@ -213,26 +201,26 @@ def test_a_folder_that_may_not_be_read_is_named_and_not_taken_for_an_empty_class
         return scandir(place)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match="dog: cannot be read: Permission denied"):
+    with pytest.raises(DataError, match=r"dog.*Permission denied"):
         open_rows(DatasetParam(str(folder), 8), 2)
 
 
 INDICES = {
-    "semicolons": ("image_path;label\ncat/0.png;cat\n", "are separated by semicolons: save it with commas"),
-    "tabs": ("image_path\tlabel\ncat/0.png\tcat\n", "are separated by tabs: save it with commas"),
-    "no header": ("cat/0.png,cat\n", "has the columns ['cat/0.png', 'cat']"),
-    "a column twice": ("image_path,label,label\ncat/0.png,cat,dog\n", "must name image_path,label, each once"),
-    "NUL": (HEADER + "cat/0.png\0,cat\n", "line 2: holds a NUL byte"),
-    "an open quote": (HEADER + '"cat/0.png,cat\ndog/0.png,dog\n', "is not valid CSV: unexpected end of data"),
-    "a quote over lines": (HEADER + '"cat/0.png\n",cat\n', "column image_path spans several lines"),
-    "Latin-1": ((HEADER + "cat/0.png,\xe9").encode("latin-1"), "line 2: is not UTF-8: byte 0xe9"),
+    "semicolons": ("image_path;label\ncat/0.png;cat\n", "semicolons"),
+    "tabs": ("image_path\tlabel\ncat/0.png\tcat\n", "tabs"),
+    "no header": ("cat/0.png,cat\n", "['cat/0.png', 'cat']"),
+    "a column twice": ("image_path,label,label\ncat/0.png,cat,dog\n", "image_path,label"),
+    "NUL": (HEADER + "cat/0.png\0,cat\n", "NUL byte"),
+    "an open quote": (HEADER + '"cat/0.png,cat\ndog/0.png,dog\n', "unexpected end of data"),
+    "a quote over lines": (HEADER + '"cat/0.png\n",cat\n', "several lines"),
+    "Latin-1": ((HEADER + "cat/0.png,\xe9").encode("latin-1"), "byte 0xe9"),
     "a huge field": (HEADER + "cat/0.png," + "x" * 200_000, "field larger than field limit"),
-    "a comma in a name": (HEADER + "cat/a,b.png,cat\n", "line 2: has more fields than the first line: cat"),
-    "two labels": (HEADER + "cat/0.png,cat\n./cat//0.png,dog\n", "has the label 'dog', and in line 2 'cat'"),
-    "an absolute path": (HEADER + "/etc/passwd,cat\n", "line 2: /etc/passwd: leaves dataset_param.data_folder"),
-    "a way out": (HEADER + "cat/../../x.png,cat\n", "leaves dataset_param.data_folder"),
-    "another case": (HEADER + "cat/0.PNG,cat\n", "Did you mean '0.png'"),
-    "backslashes": (HEADER + "cat\\0.png,cat\n", "Write / between folders"),
+    "a comma in a name": (HEADER + "cat/a,b.png,cat\n", "more fields"),
+    "two labels": (HEADER + "cat/0.png,cat\n./cat//0.png,dog\n", "the label 'dog'"),
+    "an absolute path": (HEADER + "/etc/passwd,cat\n", "/etc/passwd"),
+    "a way out": (HEADER + "cat/../../x.png,cat\n", "dataset_param.data_folder"),
+    "another case": (HEADER + "cat/0.PNG,cat\n", "'0.png'"),
+    "backslashes": (HEADER + "cat\\0.png,cat\n", "/ between folders"),
 }
 
 
@@ -240,8 +228,8 @@ INDICES = {
 def test_an_index_that_cannot_be_meant_is_named_with_its_cure(folder, kind):
     content, message = INDICES[kind]
     (folder / "labels.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
-    error = problem(folder, index="labels.csv")
-    assert message in str(error) and len(str(error)) < 6000 and str(folder) in error.what
+    error = str(problem(folder, index="labels.csv"))
+    assert message in error and len(error) < 6000 and str(folder) in error
 
 
 READABLE = {

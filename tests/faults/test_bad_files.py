@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import struct
 
 import numpy as np
@@ -39,23 +40,14 @@ def diffusers_folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("num_layers", 900, "num_layers = 900: the weights .* have 2 blocks"),
-        ("num_layers", 10**9, "num_layers = 1000000000"),
-        ("sample_size", 10**9, "sample_size = 1000000000: describes a network that needs"),
-        ("sample_size", 8.0, r"sample_size = 8\.0"),
-        ("num_attention_heads", "many", "num_attention_heads = 'many'"),
-        ("patch_size", None, "patch_size = None"),
-    ],
-)
-def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_folder, tmp_path, key, value, message):
+def test_sizes_of_a_config_json_are_checked_before_they_are_believed(diffusers_folder, tmp_path):
     config = json.loads((diffusers_folder / "config.json").read_text())
-    (diffusers_folder / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(CheckpointError, match=message):
-        convert(diffusers_folder, tmp_path / "x.pt")
-    assert not (tmp_path / "x.pt").exists()
+    for key, value in (("num_layers", 900), ("num_layers", 10**9), ("sample_size", 10**9), ("sample_size", 8.0),
+                       ("num_attention_heads", "many"), ("patch_size", None)):  # fmt: skip
+        (diffusers_folder / "config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(CheckpointError, match=re.escape(f"{key} = {value!r}")):
+            convert(diffusers_folder, tmp_path / "x.pt")
+        assert not (tmp_path / "x.pt").exists()
 
 
 def without_a_part(folder, monkeypatch):
@@ -74,10 +66,10 @@ def without_a_scale(folder, monkeypatch):
 
 def test_weights_of_an_image_transformer_that_do_not_fit_are_named(tmp_path, monkeypatch, capsys):
     for arguments, message in (
-        (without_a_part, "names diffusion_pytorch_model-00002-of-00008.safetensors"),
-        (without_a_scale, "x.weight: is in float8"),
-        (["flux_schnell_tiny", "--merge-lora", "flux_lora_tiny/flux_lora"], "which is no linear layer of this network"),
-        (["sd35_tiny", "--merge-lora", "flux_lora_tiny/kohya.safetensors"], "which is no linear layer of this network"),
+        (without_a_part, "diffusion_pytorch_model-00002-of-00008.safetensors"),
+        (without_a_scale, "x.weight"),
+        (["flux_schnell_tiny", "--merge-lora", "flux_lora_tiny/flux_lora"], "no linear layer of this network"),
+        (["sd35_tiny", "--merge-lora", "flux_lora_tiny/kohya.safetensors"], "no linear layer of this network"),
     ):
         given = arguments(tmp_path, monkeypatch) if callable(arguments) else arguments
         source, *merged = (GOLDEN / own if "tiny" in str(own) else own for own in given)
@@ -88,10 +80,10 @@ def test_weights_of_an_image_transformer_that_do_not_fit_are_named(tmp_path, mon
 def test_an_image_transformer_begins_with_its_own_family_and_settings_alone():
     told = config_from_diffusers(json.loads((GOLDEN / "flux_tiny/config.json").read_text()), "x")
     assert read_source(GOLDEN / "flux_tiny", told).predictor == told
-    with pytest.raises(CheckpointError, match=r"kind 'sd3', and model\.json describes one of kind 'flux'"):
+    with pytest.raises(CheckpointError, match=r"'sd3'.*'flux'"):
         read_source(GOLDEN / "sd3_tiny", told)
     turned = dataclasses.replace(told, axes_dims_rope=(4, 4, 4))
-    with pytest.raises(CheckpointError, match=r"axes_dims_rope is \(2, 4, 6\) there and \(4, 4, 4\) here"):
+    with pytest.raises(CheckpointError, match=r"axes_dims_rope.*\(2, 4, 6\).*\(4, 4, 4\)"):
         adapt_weights(read_source(GOLDEN / "flux_tiny", turned), turned, (), 0)
 
 
@@ -105,7 +97,7 @@ def test_what_would_be_read_for_ever_is_no_log(tmp_path, capsys):
 def test_a_step_that_no_run_reaches_is_named(tmp_path):
     for digits in (23, 5000):
         (tmp_path / "log.txt").write_text(LINE.format("9" * digits))
-        with pytest.raises(DataError, match=r"log\.txt: .*a step that no run reaches: '9999"):
+        with pytest.raises(DataError, match=r"log\.txt.*9999"):
             read_curve(tmp_path / "log.txt")
 
 
@@ -119,17 +111,17 @@ ONE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 def test_a_header_that_cannot_be_right_is_named(tmp_path):
     for content, message in (
-        (safetensors_bytes({"__metadata__": 5}), "__metadata__ is not a map of strings"),
-        (safetensors_bytes({"a": ONE, "b": ONE}) + b"0000", "its tensors overlap or leave gaps"),
-        (safetensors_bytes('{"a": {}, "a": {}}'), "a name occurs twice in its header"),
-        (safetensors_bytes({"a": ONE | {"shape": [2]}}) + b"0000", r"takes 4 bytes, which are not those of \[2\]"),
-        (safetensors_bytes({"a": ONE | {"data_offsets": [-4, 0]}}), "a tensor's offsets are -4 to 0"),
-        (safetensors_bytes({}, 2**63 - 1), "its header ends at 9223372036854775815"),
-        (safetensors_bytes({"__metadata__": {"facts": "{"}}), "'facts' of its __metadata__ is not JSON"),
-        (safetensors_bytes({"__metadata__": {"config": "[1]"}}), "'config' of its __metadata__ is no object"),
+        (safetensors_bytes({"__metadata__": 5}), "__metadata__"),
+        (safetensors_bytes({"a": ONE, "b": ONE}) + b"0000", "overlap"),
+        (safetensors_bytes('{"a": {}, "a": {}}'), "twice"),
+        (safetensors_bytes({"a": ONE | {"shape": [2]}}) + b"0000", r"4 bytes.*\[2\]"),
+        (safetensors_bytes({"a": ONE | {"data_offsets": [-4, 0]}}), "-4 to 0"),
+        (safetensors_bytes({}, 2**63 - 1), "9223372036854775815"),
+        (safetensors_bytes({"__metadata__": {"facts": "{"}}), "'facts'"),
+        (safetensors_bytes({"__metadata__": {"config": "[1]"}}), "'config'"),
     ):
         (tmp_path / "a.safetensors").write_bytes(content)
-        with pytest.raises(CheckpointError, match=rf"a\.safetensors: .*{message}"):
+        with pytest.raises(CheckpointError, match=rf"a\.safetensors.*{message}"):
             single_files.read_safetensors(tmp_path / "a.safetensors")
 
 
@@ -146,18 +138,18 @@ def config(position: int, value: int) -> np.ndarray:
 
 def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, tmp_path):
     for kind, name, array, message in (
-        ("dit", "config", np.arange(1, 6), "config = .*must be 7 whole numbers: hidden_size"),
-        ("dit", "config", np.array(["a"] * 7), "config: must be an array of real numbers"),
-        ("dit", "config", config(0, 10**12), "config = .*describes a network that needs"),
-        ("dit", "config", config(1, 10**12), "num_layers = 1000000000000: must be a number of at most 1,000"),
-        ("dit", "t", np.array([0, 1]), r"--reference: t: has the shape \(2,\), expected \(4,\)"),
-        ("dit", "t", np.array([0, 1, 2, 1000]), "--reference: t: must hold whole numbers from 0 to 999"),
-        ("dit", "y", np.array([0, 1, 2, 11]), "--reference: y: must hold whole numbers from 0 to 10"),
-        ("dit", "noise", np.zeros((4, 4, 8, 9), np.float32), "--reference: noise: has the shape"),
-        ("dit", "x_t", np.array(["a"]), "x_t: must be an array of real numbers"),
-        ("sit", "t", np.full(6, 1.5, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
-        ("sit", "t", np.full(6, np.nan, np.float32), "--reference: t: must hold real numbers from 0 to 1"),
-        ("sit", "t", None, "--reference: t: is missing"),
+        ("dit", "config", np.arange(1, 6), "config = .*hidden_size"),
+        ("dit", "config", np.array(["a"] * 7), "config.* real numbers"),
+        ("dit", "config", config(0, 10**12), "config = .*1000000000000"),
+        ("dit", "config", config(1, 10**12), "num_layers = 1000000000000"),
+        ("dit", "t", np.array([0, 1]), r"t.*\(2,\).*\(4,\)"),
+        ("dit", "t", np.array([0, 1, 2, 1000]), "t.* 999"),
+        ("dit", "y", np.array([0, 1, 2, 11]), "y.* 10"),
+        ("dit", "noise", np.zeros((4, 4, 8, 9), np.float32), "noise"),
+        ("dit", "x_t", np.array(["a"]), "x_t.* real numbers"),
+        ("sit", "t", np.full(6, 1.5, np.float32), "t.* real numbers from 0 to 1"),
+        ("sit", "t", np.full(6, np.nan, np.float32), "t.* real numbers from 0 to 1"),
+        ("sit", "t", None, "t.* missing"),
     ):
         given = {**values(kind), name: array}
         np.savez(tmp_path / "odd.npz", **{key: value for key, value in given.items() if value is not None})
@@ -166,15 +158,13 @@ def test_an_array_of_a_reference_file_that_cannot_be_right_is_named(framework, t
 
 
 def test_a_file_that_is_no_reference_is_one_error(framework, tmp_path, capsys):
-    for number, (write, named) in enumerate(
-        (
-            (lambda path: np.savez(path, config=config(0, 64)), "has no results to compare"),
-            (np.savez, "holds no arrays"),
-            (lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "is not an .npz of arrays"),
-            (os.mkfifo, "is a named pipe, not a file"),
-        )
+    for name, write, named in (
+        ("sizes", lambda path: np.savez(path, config=config(0, 64)), "no results"),
+        ("empty", np.savez, "no arrays"),
+        ("cut", lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "not an .npz"),
+        ("pipe", os.mkfifo, "named pipe"),
     ):
-        file = tmp_path / f"{number}.npz"
+        file = tmp_path / f"{name}.npz"
         write(file)
         chosen = ["--checkpoint", str(GOLDEN / "dit_tiny_p2.pt"), "--ai-framework", FRAMEWORK]
         assert main(["parity", "--reference", str(file), *chosen]) == 2

@@ -9,10 +9,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
-from mindspeed_mm_dit.checkpoint import mindspore_ckpt
+from mindspeed_mm_dit.checkpoint import mindspore_ckpt, torch_dcp
 from mindspeed_mm_dit.configs.data import DataloaderParam
 from mindspeed_mm_dit.configs.diffusion import GaussianDiffusionConfig
 from mindspeed_mm_dit.configs.dit import DiTConfig
@@ -29,10 +30,8 @@ from mindspeed_mm_dit.training.resume import find_resume_point
 from tests.autoencoder_kl_fixtures import SD_VAE, write_folder
 from tests.conftest import ROOT
 
-EXTREMES = [
-    -1, 0, 1, 2**63, 10**12, 10**30, 10**4000, 1.5, -0.5, 1e308, math.nan, math.inf, True, None, "", "é" * 5000, "\0",
-    "\ud800", [], [[]], {"a": 1},
-]  # fmt: skip
+EXTREMES = [-1, 0, 1, 2**63, 10**12, 10**30, 10**4000, 1.5, -0.5, 1e308, math.nan, math.inf, True, None, "", "é" * 5000,
+            "\0", "\ud800", [], [[]], {"a": 1}]  # fmt: skip
 
 TINY = {"input_size": 8, "num_classes": 10, "in_channels": 1, "hidden_size": 32, "num_layers": 2, "num_heads": 2,
         "learn_sigma": False}  # fmt: skip
@@ -59,8 +58,7 @@ def test_every_field_takes_an_extreme_value_or_refuses_it_by_name(section):
                     model = dataclasses.make_dataclass("Model", ["predictor"])(built)
                     check_model_fits(model, MemoryLimit("this machine", 2**34))
             except ConfigError as error:
-                assert field.name in str(error), (field.name, value)
-                assert len(str(error)) < 1000, (field.name, value)
+                assert field.name in str(error) and len(str(error)) < 1000, (field.name, value)
 
 
 NUMBERS = ["-1", "0", "1e30", "nan", "inf", "-inf", "1.5", "1" + "0" * 30, "1" + "0" * 5000, "", " ", "x", "é", "0x10"]
@@ -102,9 +100,7 @@ def check(tmp_path, monkeypatch):
             (tmp_path / "f.yaml").write_text(yaml.safe_dump(fsdp2))
             argv += " --use-torch-fsdp2 --fsdp2-config-path f.yaml"
         args = preflight(parse([*argv.split(), *flags.split()]))
-        from mindspeed_mm_dit.training.pytorch import engine
-
-        return find_resume_point(args, engine.checkpoints), args
+        return find_resume_point(args, torch_dcp), args
 
     return check
 
@@ -112,18 +108,18 @@ def check(tmp_path, monkeypatch):
 PREDICTOR, LOADER, DATASET, DIFFUSION = "predictor", "dataloader_param", "dataset_param", "diffusion"
 
 BAD = {
-    "depth": (dict(model={PREDICTOR: {"num_layers": 10**8}}), "predictor.num_layers = 100000000", "at most 1,000"),
-    "timesteps": (dict(model={DIFFUSION: {"num_train_timesteps": 10**9}}), "num_train_timesteps", "at most 1,000,000"),
-    "workers": (dict(flags="--num-workers 1000000000"), "--num-workers", "from 0 to 1024"),
-    "seed": (dict(flags=f"--seed {2**70}"), "--seed", "below 2**63"),
-    "samples": (dict(flags=f"--train-iters {2**62}"), f"--train-iters = {2**62}", "more samples than a run can count"),
-    "micro-batch": (dict(flags="--micro-batch-size 1000000000"), "holds 2 training images", "use a smaller batch"),
-    "rate": (dict(flags="--lr 1e308"), "--lr", "in the range of float32"),
-    "guidance": (dict(flags="--report --report-cfg-scale 1e30"), "--report-cfg-scale = 1e+30", "at most 1,000"),
-    "fp16": (dict(fsdp2={"param_dtype": "fp16"}), "param_dtype = 'fp16'", "use bf16"),
-    "reshard": (dict(fsdp2={"reshard_after_forward": 2}), "reshard_after_forward = 2", "does not divide the 1 ranks"),
+    "depth": (dict(model={PREDICTOR: {"num_layers": 10**8}}), "predictor.num_layers = 100000000", "1,000"),
+    "timesteps": (dict(model={DIFFUSION: {"num_train_timesteps": 10**9}}), "num_train_timesteps", "1,000,000"),
+    "workers": (dict(flags="--num-workers 1000000000"), "--num-workers", "1024"),
+    "seed": (dict(flags=f"--seed {2**70}"), "--seed", "2**63"),
+    "samples": (dict(flags=f"--train-iters {2**62}"), f"--train-iters = {2**62}", "samples"),
+    "micro-batch": (dict(flags="--micro-batch-size 1000000000"), "2 training images", "smaller batch"),
+    "rate": (dict(flags="--lr 1e308"), "--lr", "float32"),
+    "guidance": (dict(flags="--report --report-cfg-scale 1e30"), "--report-cfg-scale = 1e+30", "1,000"),
+    "fp16": (dict(fsdp2={"param_dtype": "fp16"}), "param_dtype = 'fp16'", "bf16"),
+    "reshard": (dict(fsdp2={"reshard_after_forward": 2}), "reshard_after_forward = 2", "1 ranks"),
     "load": (dict(flags="--load " + "a" * 300), "--load", "too long"),
-    "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "not a regular file"),
+    "model device": (dict(flags="--mm-model /dev/zero"), "--mm-model = /dev/zero", "regular file"),
 }  # fmt: skip
 
 
@@ -136,7 +132,11 @@ def test_a_bad_setting_is_named_with_its_value_and_cure_and_nothing_is_written(c
     assert not any((tmp_path / "saved").glob("*"))
 
 
-def test_the_same_files_without_a_mistake_pass(check):
+def test_the_same_files_without_a_mistake_pass_and_a_fitting_load_is_found(check, places):
+    for load in ("good", "host"):  # whichever host wrote it
+        assert check(f"--load {load}")[0].iteration == 7
+    assert check("--load weights --no-load-optim")[0].iteration == 7
+    assert check("--load nowhere")[0] is None and check("--load saved")[0] is None
     start, args = check()
     assert start is None and str(args.mm.precision) == "float32"
     assert str(check("--bf16")[1].mm.precision).startswith("bfloat16 under autocast")
@@ -174,28 +174,22 @@ def state_of(config):
     return state
 
 
-def write_torch(folder, state):
-    import torch
-
-    from mindspeed_mm_dit.checkpoint import torch_dcp
-
-    folder.mkdir(parents=True)
-    torch_dcp.write({name: torch.from_numpy(array) for name, array in state.items()}, folder)
-
-
 OURS = DiTConfig(**{**TINY, "num_classes": 2})
-WIDER = dataclasses.replace(OURS, hidden_size=64)
 
 
 @pytest.fixture
 def places(tmp_path):
     """What a user may name by mistake, under the working directory of ``check``."""
-    write_torch(tmp_path / "good" / "iter_0000007", state_of(OURS))
-    write_torch(tmp_path / "wider" / "iter_0000007", state_of(WIDER))
-    weights = {name: array for name, array in state_of(OURS).items() if name.startswith("model.")}
-    write_torch(tmp_path / "weights" / "iter_0000007", weights)
-    host = {name.replace("ema.", "model.ema.", 1): a for name, a in state_of(OURS).items() if "optimizer" not in name}
-    write_torch(tmp_path / "host" / "iter_0000007", {**host, "optimizer.state.0.exp_avg": np.zeros(1, np.float32)})
+    ours = state_of(OURS)
+    host = {name.replace("ema.", "model.ema.", 1): array for name, array in ours.items() if "optimizer" not in name}
+    for folder, state in {
+        "good": ours, "wider": state_of(dataclasses.replace(OURS, hidden_size=64)),
+        "weights": {name: array for name, array in ours.items() if name.startswith("model.")},
+        "host": {**host, "optimizer.state.0.exp_avg": np.zeros(1, np.float32)},
+    }.items():  # fmt: skip
+        path = tmp_path / folder / "iter_0000007"
+        path.mkdir(parents=True)
+        torch_dcp.write({name: torch.from_numpy(array) for name, array in state.items()}, path)
     (tmp_path / "mindspore" / "iter_0000007").mkdir(parents=True)
     mindspore_ckpt.write(tmp_path / "mindspore" / "iter_0000007", state_of(OURS))
     (tmp_path / "diffusers").mkdir()
@@ -206,24 +200,17 @@ def places(tmp_path):
 
 def test_a_wrong_load_is_named_before_the_model_is_built(check, places, monkeypatch):
     for load, message in (
-        ("weights.pt", "is a file"),
-        ("good/iter_0000007", "is one checkpoint, not the folder of them"),
+        ("weights.pt", "weights.pt"),
+        ("good/iter_0000007", "one checkpoint"),
         ("wider", "x_embedder.proj.weight is (64, 1, 2, 2)"),
-        ("weights", "holds no optimizer's state"),
+        ("weights", "optimizer's state"),
         ("mindspore", "mm-dit convert"),
-        ("diffusers", "holds no checkpoint of a run"),
+        ("diffusers", "no checkpoint of a run"),
     ):
         monkeypatch.setattr("mindspeed_mm_dit.models.composite.DiTModel", None)
         with pytest.raises(UserError) as caught:
             check(f"--load {load}")
         assert message in str(caught.value) and "--load" in str(caught.value)
-
-
-def test_a_fitting_load_is_found_whichever_host_wrote_it(check, places):
-    for load in ("good", "host"):
-        assert check(f"--load {load}")[0].iteration == 7
-    assert check("--load weights --no-load-optim")[0].iteration == 7
-    assert check("--load nowhere")[0] is None and check("--load saved")[0] is None
 
 
 @pytest.fixture
@@ -241,13 +228,13 @@ def with_vae(check, tmp_path):
 def test_an_autoencoder_is_looked_at_before_the_model_is_built(with_vae, tmp_path):
     args, weights = with_vae({"image_size": 64})[1], tmp_path / "vae" / "diffusion_pytorch_model.safetensors"
     assert args.mm.model_json["ae"]["downsample_factor"] == 8  # and so do the checkpoints of the run remember it
-    with pytest.raises(ConfigError, match="set image_size to 64"):
+    with pytest.raises(ConfigError, match="image_size to 64"):
         with_vae({"image_size": 32})
     weights.write_bytes(b"")
-    with pytest.raises(UserError, match=r"vae/diffusion_pytorch_model\.safetensors: cannot be read"):
+    with pytest.raises(UserError, match=r"vae/diffusion_pytorch_model\.safetensors"):
         with_vae({"image_size": 64})
     weights.unlink()
-    with pytest.raises(UserError, match=r"ae\.from_pretrained = vae: holds none of"):
+    with pytest.raises(UserError, match=r"ae\.from_pretrained = vae"):
         with_vae({"image_size": 64})
 
 

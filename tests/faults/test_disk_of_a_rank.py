@@ -16,11 +16,14 @@ pytestmark = pytest.mark.ranks
 
 FLAGS = "--global-batch-size 32 --lr 1e-3 --save {0} --load {0} "
 FAILING_DISK = str(Path(__file__).parent / "failing_disk")
+AUTO = "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory, few_digits):
-    return Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=1, num_heads=2)
+    configs = Configs.create(tmp_path_factory.mktemp("tiny"), few_digits, hidden_size=32, num_layers=1, num_heads=2)
+    (configs.folder / "auto.yaml").write_text(AUTO)
+    return configs
 
 
 def full_for(pattern: str, **how: str) -> dict[str, str]:
@@ -52,7 +55,6 @@ def flip_a_bit(file: Path) -> None:
 
 def test_two_ranks_of_pytorch_agree_that_a_save_failed_and_that_a_file_changed(tiny, tmp_path):
     """Sharded until step 6, where the second rank cannot write its part of step 2; then replicated."""
-    (tiny.folder / "auto.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n")
     flags = FLAGS.format(tmp_path) + "--micro-batch-size 16 "
     sharded = flags + "--train-iters 6 --save-interval 2 --use-torch-fsdp2 --fsdp2-config-path auto.yaml"
     check_failed_save(tiny.run(sharded, 2, **full_for(r"0002\.partial/__1_")), tmp_path)
@@ -78,7 +80,6 @@ HOW = [{"FULL_AS": name} | after for name in ("ENOSPC", "EROFS") for after in ({
 @pytest.mark.parametrize("how", HOW, ids=lambda how: " ".join(how.values()))
 @pytest.mark.parametrize("file", ["__0_0.distcp", "__1_0.distcp", ".metadata", "run.json", "checksums.json"])
 def test_a_disk_that_fails_in_any_file_of_a_save_of_two_ranks_costs_that_save(tiny, tmp_path, file, how):
-    (tiny.folder / "auto.yaml").write_text("sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n")
     flags = FLAGS.format(tmp_path) + "--micro-batch-size 16 --train-iters 6 --save-interval 2 --use-torch-fsdp2"
     failing = full_for(rf"0002\.partial/\.?{re.escape(file)}", **how)
     outcome = tiny.run(f"{flags} --fsdp2-config-path auto.yaml", 2, **failing)

@@ -49,16 +49,10 @@ def flip(path: Path, byte: int) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_file_of_a_checkpoint_has_its_checksum(tmp_path, framework):
+def test_every_file_has_its_checksum_and_a_flipped_bit_anywhere_is_found(tmp_path, framework):
     path = save(tmp_path, framework)
     files = {file.name for file in path.iterdir()} - {checksums.FILE}
     assert checksums.read(path).keys() == files and {"run.json"} < files
-    assert FRAMEWORKS[framework][1].find_damage(path) is None
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_flipped_bit_anywhere_is_found_and_the_file_named(tmp_path, framework):
-    path = save(tmp_path, framework)
     for file in sorted(path.iterdir()):
         good = file.read_bytes()
         for byte in range(0, len(good), max(1, len(good) // 40)):
@@ -77,20 +71,21 @@ def test_a_damaged_checkpoint_is_passed_over_and_refused_by_commands(tmp_path, f
     found, passed = CheckpointStore(tmp_path).latest(FRAMEWORKS[framework][1].find_damage)
     assert found == 1 and data.name in passed[0]
     for read in (lambda: read_weights(data.parent), lambda: convert(tmp_path, tmp_path / "w.safetensors")):
-        with pytest.raises(CheckpointError, match=rf"iter_0000002: is damaged: {data.name}"):
+        with pytest.raises(CheckpointError, match=rf"iter_0000002.*{data.name}"):
             read()
+    flip(tmp_path / "iter_0000001/run.json", 1)  # read before weights; without it a command would ask for --model
+    with pytest.raises(CheckpointError, match=r"iter_0000001.*run\.json"):
+        read_facts(tmp_path / "iter_0000001")
 
 
-def test_facts_that_changed_are_not_taken_for_those_of_the_run(tmp_path):
-    """Reading them comes before reading weights; without them a command would ask for --model."""
+def test_ranks_share_the_reading_and_each_finds_a_damaged_index(tmp_path):
+    """An index is a pickle: read damaged, it may raise anything, on the ranks alone that have not compared it."""
     path = save(tmp_path, "pytorch")
-    flip(path / "run.json", 1)
-    with pytest.raises(CheckpointError, match=r"iter_0000001: is damaged: run\.json"):
-        read_facts(path)
-
-
-def test_ranks_share_the_reading(tmp_path):
-    path = save(tmp_path, "pytorch")
+    index = (path / ".metadata").read_bytes()
+    for byte in range(0, len(index), 29):
+        flip(path / ".metadata", byte)
+        assert all(".metadata" in torch_dcp.find_damage(path, rank, 2) for rank in (0, 1))
+        (path / ".metadata").write_bytes(index)
     flip(path / "__0_0.distcp", 100)
     found = [torch_dcp.find_damage(path, rank, 3) for rank in range(3)]
     assert len(checksums.read(path)) == 3 and found.count(None) == 2
@@ -102,7 +97,7 @@ def test_checkpoint_without_checksums_is_read_unless_truncated(tmp_path):
     data = next(file for file in path.iterdir() if file.suffix == ".distcp")
     np.testing.assert_array_equal(read_weights(path)["w1"], WEIGHTS["w1"])
     data.write_bytes(data.read_bytes()[:-10])
-    assert "cut short" in FRAMEWORKS["pytorch"][1].find_damage(path)
+    assert data.name in torch_dcp.find_damage(path)
 
 
 class Writer(BackgroundWriter):
@@ -151,12 +146,12 @@ def test_a_save_that_fails_is_said_at_once_and_costs_only_itself(run, tmp_path, 
     with full_disk():
         steps(run, 1)
     said = capsys.readouterr().out
-    assert said.count("could not be written: OSError: [Errno 28]") == 1 and "GiB are free" in said
+    assert said.count("OSError: [Errno 28]") == 1 and "GiB" in said
     assert not list((tmp_path / "save").glob(".iter_*.partial"))
     steps(run, 1)
     run.finish()
     assert CheckpointStore(tmp_path / "save").iterations() == [1, 3]
-    assert "could not" not in capsys.readouterr().out
+    assert "OSError" not in capsys.readouterr().out
 
 
 def test_a_full_disk_is_said_in_words_where_pytorch_names_a_line_of_its_own(tmp_path):
@@ -177,10 +172,8 @@ def test_a_last_save_that_fails_is_the_end_with_an_error_and_the_one_before_stay
 
 
 def test_a_read_only_disk_costs_the_saves_while_it_is_one(run, tmp_path, monkeypatch, capsys):
-    read_only = OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     def refuse(*_, **__):
-        raise read_only
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     steps(run, 1)
     with monkeypatch.context() as disk:
@@ -199,7 +192,7 @@ def test_a_folder_that_is_removed_is_made_again_and_one_that_became_a_file_is_sa
     shutil.rmtree(tmp_path / "save")
     (tmp_path / "save").write_text("a file")
     steps(run, 1)
-    assert "could not be written: FileExistsError" in capsys.readouterr().out
+    assert "FileExistsError" in capsys.readouterr().out
     (tmp_path / "save").unlink()
     run.finish()
     assert CheckpointStore(tmp_path / "save").iterations() == [3]
@@ -218,21 +211,11 @@ def test_what_another_run_is_writing_stays_where_it_took_the_folder_over(run, tm
         run.finish()
 
 
-def test_every_rank_finds_a_damaged_index_whichever_files_are_its_share(tmp_path):
-    """An index is a pickle: read damaged, it may raise anything, on the ranks alone that have not compared it."""
-    path = save(tmp_path, "pytorch")
-    index = (path / ".metadata").read_bytes()
-    for byte in range(0, len(index), 29):
-        flip(path / ".metadata", byte)
-        assert all(".metadata does not match its checksum" in torch_dcp.find_damage(path, rank, 2) for rank in (0, 1))
-        (path / ".metadata").write_bytes(index)
-
-
 def test_a_checkpoint_of_which_a_file_lies_on_another_disk_is_not_published(tmp_path):
     store = CheckpointStore(tmp_path)
     write_torch(store.begin(1))
     (elsewhere,) = store.partial_path(1).glob("*.distcp")
     elsewhere.unlink()
-    with pytest.raises(OSError, match="do all nodes share this disk"):
+    with pytest.raises(OSError, match="share this disk"):
         store.commit(1, {})
     assert store.iterations() == []

@@ -92,15 +92,12 @@ def steps_saved(run: Run | Ranks, folder: str = "checkpoints") -> int:
     return saved
 
 
-@pytest.mark.parametrize(
-    ("ranks", "number", "flags"),
-    [
-        (1, TERM, ""),
-        pytest.param(2, INT, "", marks=pytest.mark.extended),
-        *(pytest.param(r, n, f, marks=pytest.mark.campaign)
-          for r in (1, 2) for n in (TERM, INT, HUP, QUIT) for f in ("", "--use-torch-fsdp2")),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("ranks", "number", "flags"), [
+    (1, TERM, ""),
+    pytest.param(2, INT, "", marks=pytest.mark.extended),
+    *(pytest.param(r, n, f, marks=pytest.mark.campaign)
+      for r in (1, 2) for n in (TERM, INT, HUP, QUIT) for f in ("", "--use-torch-fsdp2")),
+])  # fmt: skip
 def test_a_signal_saves_and_gives_its_code(tmp_path, config, ranks, number, flags):
     stops(Run(tmp_path, config, flags, NPUS_PER_NODE=str(ranks)), number)
 
@@ -123,8 +120,7 @@ def test_ranks_save_at_a_signal_that_is_passed_on_to_them(tmp_path, config, numb
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"),
-    [(TERM, "created"), pytest.param(QUIT, "polled", marks=pytest.mark.extended), (INT, "polled")],
+    ("number", "moment"), [(TERM, "created"), pytest.param(QUIT, "polled", marks=pytest.mark.extended), (INT, "polled")]
 )
 def test_a_launcher_passes_signals_on_at_any_moment(tmp_path, number, moment):
     """While a rank is not yet recorded, while Popen.poll holds its lock, and a second one while the ranks save."""

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 pytest.importorskip("hypothesis", reason="pip install hypothesis")
 from hypothesis import strategies as st
 
+from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.formats import read_weights
 from mindspeed_mm_dit.checkpoint.store import RUN_FACTS, read_facts
 from mindspeed_mm_dit.configs.arguments import read_train_args
@@ -29,7 +31,7 @@ from mindspeed_mm_dit.configs.files import UnusableFile
 from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import autoencoder_config_of, load_model_config
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.data.shard_rows import ShardQuery, scan_tar
+from mindspeed_mm_dit.data.shard_rows import ShardQuery, scan_parquet, scan_tar
 from mindspeed_mm_dit.data.tables import UnusableEntry, parse_entry, read_annotation, read_table
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
@@ -50,9 +52,8 @@ ODD = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.just([]), st.just({}),
     st.sampled_from([2**63, -(2**70), 1e308, "\0", "\ud800", "é" * 300, [[1]], {"a": [None]}, "pixel", "dit", "auto"]),
 )  # fmt: skip
-BYTES = st.one_of(
-    st.binary(max_size=8), st.sampled_from([b"\0" * 600, b"\xff\xfe", b'"', b"{", b"]", b",,", b"\n", b"9" * 500, b"~"])
-)
+_BYTES = [b"\0" * 600, b"\xff\xfe", b'"', b"{", b"]", b",,", b"\n", b"9" * 500, b"~"]
+BYTES = st.one_of(st.binary(max_size=8), st.sampled_from(_BYTES))
 EDITS = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 64), BYTES), min_size=1, max_size=4)
 
 
@@ -97,10 +98,9 @@ ANNOTATION = [
     {"path": "a.mp4", "cap": "a cat", "num_frames": 8, "fps": 8, "resolution": {"height": 8, "width": 8}},
     {"path": "b/c.mp4", "cap": ["two", "captions"], "resolution": [8, 8]},
 ]
-FACTS = {
-    "iteration": 3, "consumed_samples": 9, "seed": 1, "settings": {"--lr": 1.0}, "model": {}, "classes": ["a"],
-    "command": {"arguments": ["--lr", "1"], "folder": ".."}, "global_batch_size": 3, "power_ema_stds": [0.1],
-}  # fmt: skip
+FACTS = {"iteration": 3, "consumed_samples": 9, "seed": 1, "settings": {"--lr": 1.0}, "model": {}, "classes": ["a"],
+         "command": {"arguments": ["--lr", "1"], "folder": ".."}, "global_batch_size": 3,
+         "power_ema_stds": [0.1]}  # fmt: skip
 
 
 def tar_of():
@@ -114,9 +114,7 @@ def tar_of():
 
 
 def parquet_of():
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     content = io.BytesIO()
     table = pyarrow.table({"image": [{"bytes": b"a", "path": "a"}, {"bytes": b"b", "path": "b"}], "label": [0, 1]})
     parquet.write_table(table, content)
@@ -124,9 +122,6 @@ def parquet_of():
 
 
 def metadata_of():
-    torch = pytest.importorskip("torch")
-    from mindspeed_mm_dit.checkpoint import torch_dcp
-
     with tempfile.TemporaryDirectory() as folder:
         torch_dcp.write({"model.w": torch.zeros(3)}, Path(folder))
         return (Path(folder) / ".metadata").read_bytes()
@@ -152,43 +147,25 @@ def read_entries(path):
             parse_entry(line)
 
 
-def read_run_json(path):
-    read_facts(path.parent)
-
-
-def scan_parquet(path):
-    from mindspeed_mm_dit.data.shard_rows import scan_parquet
-
-    scan_parquet(path, ShardQuery("label", ("image", "label")))
-
-
 def read_index(path):
-    from mindspeed_mm_dit.checkpoint import torch_dcp
-
     if torch_dcp.find_damage(path.parent) is None:  # as every reader asks first
         torch_dcp.check_architecture(path.parent, {"w": (3,)})
 
 
-FOLDER = {
-    "_class_name": "FluxTransformer2DModel", "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 3,
-    "attention_head_dim": 16, "joint_attention_dim": 8, "axes_dims_rope": [4, 6, 6], "in_channels": 16,
-    "pooled_projection_dim": 8, "guidance_embeds": True, "model_type": "umt5", "max_position_embeddings": 512,
-}  # fmt: skip
+FOLDER = {"_class_name": "FluxTransformer2DModel", "num_layers": 1, "num_single_layers": 1, "num_attention_heads": 3,
+          "attention_head_dim": 16, "joint_attention_dim": 8, "axes_dims_rope": [4, 6, 6], "in_channels": 16,
+          "pooled_projection_dim": 8, "guidance_embeds": True, "model_type": "umt5",
+          "max_position_embeddings": 512}  # fmt: skip
 
 
 def read_a_folder(path):
     """Read a config.json as that of a network, of an autoencoder and of a text encoder."""
     folder = str(path.parent)
-    for read in (
-        lambda: config_from_diffusers(read_json(path, "SOURCE"), folder), lambda: described(f"diffusers:{folder}"),
-        lambda: autoencoder_config_of(folder, "ae"), lambda: section_of(folder),
-    ):  # fmt: skip
+    for read in (lambda: config_from_diffusers(read_json(path, "SOURCE"), folder),
+                 lambda: described(f"diffusers:{folder}"), lambda: autoencoder_config_of(folder, "ae"),
+                 lambda: section_of(folder)):  # fmt: skip
         with suppress(UserError):
             read()
-
-
-def json_of(name):
-    return lambda: of_json(json.loads((DIT / name).read_text()))
 
 
 def mp4_of():
@@ -246,17 +223,18 @@ def good(tmp_path_factory, framework):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
+IMAGES = ShardQuery("label", ("image", "label"))
 SURFACES = {
-    "model.json": (json_of("model.json"), load_model_config),
+    "model.json": (lambda: of_json(json.loads((DIT / "model.json").read_text())), load_model_config),
     "data.json": (lambda: of_json(DATA), load_data_config),
     "fsdp2.yaml": (lambda: of_bytes((DIT / "fsdp2.yaml").read_bytes()), load_fsdp2_config),
     "train.args": (lambda: of_bytes((DIT / "train.args").read_bytes()), read_train_args),
     "annotation.json": (lambda: of_json(ANNOTATION), read_entries),
     "labels.csv": (lambda: of_bytes(b"image_path,label\na.png,0\nb/c.png,1\nd.png,cat\n"), read_table),
     "tar": (lambda: of_bytes(tar_of()), lambda path: scan_tar(path, ShardQuery())),
-    "parquet": (lambda: of_bytes(parquet_of()), scan_parquet),
+    "parquet": (lambda: of_bytes(parquet_of()), lambda path: scan_parquet(path, IMAGES)),
     "tagged.mp4": (lambda: of_bytes(mp4_of()), read_a_video),
-    RUN_FACTS: (lambda: of_json(FACTS), read_run_json),
+    RUN_FACTS: (lambda: of_json(FACTS), lambda path: read_facts(path.parent)),
     "config.json": (lambda: of_json(FOLDER), read_a_folder),
     "w.safetensors": (lambda: of_bytes(written_by(functools.partial(write_arrays, metadata={}))), read_weights),
     "w.pt": (lambda: of_bytes(written_by(write_torch_file, {"model": WEIGHTS, "args": FACTS})), read_weights),
@@ -293,9 +271,7 @@ def test_what_was_found_is_mended(tmp_path):
     whole = written_by(write_torch_file)
     once(tmp_path, "w.pt", edited(whole, [(0.0, 27, b"")]))
     once(tmp_path, "w.pt", whole.replace(b"PK\1\2\x14\3\x14", b"PK\1\2\x14\3\x40"))
-
-
-def test_values_of_other_types_in_a_config_json_are_named(tmp_path):
+    (tmp_path / "config").mkdir()  # and values of other types in a config.json
     values = {"_class_name": [], "model_type": {}, "max_position_embeddings": "7", "axes_dims_rope": []}
     for key, value in (values | {"in_channels": None}).items():
-        once(tmp_path, "config.json", json.dumps(FOLDER | {key: value}).encode())
+        once(tmp_path / "config", "config.json", json.dumps(FOLDER | {key: value}).encode())

@@ -75,9 +75,8 @@ def ranks(count: int) -> Callable[[Path, Configs], KilledRanks]:
 def script(framework: str = "pytorch", host: str = "standalone", processes: int = 1) -> Callable[[Path, Configs], Run]:
     def start(folder: Path, configs: Configs) -> Run:
         variables = {"NPUS_PER_NODE": str(processes)}
-        flags = f"{FLAGS} --host {host}"
         native = host == "mindspeed-mm-native"
-        flags += "" if host == "mindspeed-mm" else f" {KEEPING_ALL}"
+        flags = f"{FLAGS} --host {host}" + ("" if host == "mindspeed-mm" else f" {KEEPING_ALL}")
         if host != "standalone":
             python = native_hosted.PYTHON if native else os.environ["MINDSPEED_MM_PYTHON"]
             variables |= (native_hosted if native else hosted).environment()
@@ -156,9 +155,8 @@ LANES = {
 def test_a_kill_costs_the_save_under_way_and_nothing_else(tmp_path, few_digits, lane, kills):
     start = LANES[lane][0]
     config_folder(tmp_path / "config", few_digits)
-    (tmp_path / "config" / "fsdp2.yaml").write_text(
-        "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"
-    )
+    yaml = "sharding_size: auto\nsub_modules_to_wrap: ['predictor.blocks.{*}']\n"
+    (tmp_path / "config" / "fsdp2.yaml").write_text(yaml)
     configs, draw = Configs(tmp_path / "config"), np.random.default_rng(int(os.environ.get("MM_DIT_KILL_SEED", 20)))
     whole, folder = tmp_path / "whole", tmp_path / "killed"
     for place in (whole, folder):

@@ -49,20 +49,20 @@ def launch(tmp_path, monkeypatch, capfd):
 def test_a_number_that_cannot_be_is_one_line(launch, framework, name):
     for value in (*BAD, "0") if name != "NODE_RANK" else BAD:
         code, said = launch(AI_FRAMEWORK=framework, **{name: value})
-        assert code == 2 and said.startswith(f"ConfigError: {name} = {value}: ") and said.count("\n") == 1
+        assert code == 2 and f"{name} = {value}" in said and said.count("\n") == 1
 
 
 def test_variables_that_do_not_go_together_are_named(launch):
-    for variables, message in (
+    for variables, *messages in (
         ({"AI_FRAMEWORK": "tensorflow"}, "AI_FRAMEWORK = tensorflow"),
         ({"MM_TOOL": "nowhere.json"}, "MM_TOOL = nowhere.json"),
         ({"config": "nowhere"}, "CONFIG = nowhere"),
-        ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES = 2: needs MASTER_ADDR too"),
-        ({"NNODES": "2", "MASTER_ADDR": "127.0.0.1"}, "NNODES = 2: needs NODE_RANK too"),
-        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "127.0.0.1"}, "from 0 to 1: NNODES is 2"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "NNODES = 2", "MASTER_ADDR"),
+        ({"NNODES": "2", "MASTER_ADDR": "127.0.0.1"}, "NNODES = 2", "NODE_RANK"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "127.0.0.1"}, "from 0 to 1", "NNODES"),
     ):
         code, said = launch(**variables)
-        assert code == 2 and message in said and said.count("\n") <= 2
+        assert code == 2 and all(message in said for message in messages) and said.count("\n") <= 2
 
 
 @pytest.mark.parametrize("nodes", [{}, {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}])
@@ -71,7 +71,7 @@ def test_a_port_in_use_is_named(launch, framework, nodes):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         code, said = launch(AI_FRAMEWORK=framework, NPUS_PER_NODE="2", MASTER_PORT=port, **nodes)
-    assert code == 2 and f"MASTER_PORT = {port}: cannot be listened on: Address already in use" in said
+    assert code == 2 and f"MASTER_PORT = {port}" in said and "Address already in use" in said
 
 
 def test_a_single_node_meets_on_the_loopback_address_at_a_port_of_its_own():
@@ -95,15 +95,15 @@ def test_the_script_runs_no_command_out_of_a_variable(tmp_path):
         ["bash", str(ROOT / "examples/dit/pretrain.sh")], cwd=tmp_path, capture_output=True, text=True,
         timeout=PATIENCE_SECONDS, env={**os.environ, "NPUS_PER_NODE": "a[$(touch ran)]", "NNODES": "a[$(touch ran)]"},
     )  # fmt: skip
-    assert done.returncode == 2 and "a[$(touch ran)]: must be a whole number" in done.stderr
+    assert done.returncode == 2 and "a[$(touch ran)]" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_launcher_left_in_the_shell_is_named(tmp_path):
     for left, framework, message in (
-        ({"RANK": "1"}, "pytorch", "RANK = 1: there is no such process: WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2"}, "pytorch", "cannot find: RANK, MASTER_ADDR, MASTER_PORT not set"),
-        ({"MS_WORKER_NUM": "2"}, "mindspore", "cannot find: MS_ROLE, MS_SCHED_HOST, MS_SCHED_PORT not set"),
+        ({"RANK": "1"}, "pytorch", "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "pytorch", "RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"MS_WORKER_NUM": "2"}, "mindspore", "MS_ROLE, MS_SCHED_HOST, MS_SCHED_PORT"),
     ):
         done = subprocess.run(
             [sys.executable, str(ROOT / "pretrain_dit.py"), "--ai-framework", framework], cwd=tmp_path,
@@ -138,6 +138,6 @@ def test_a_node_says_for_whom_it_waits_and_stops_waiting_when_asked(tmp_path, fe
 def test_a_quote_without_a_partner_is_named_with_its_line(tmp_path, launch):
     (tmp_path / "train.args").write_text('--train-iters 1\n--lr "1e-3\n--save out\n')
     code, said = launch(str(tmp_path))
-    assert code == 2 and re.search(r"train.args, line 2: No closing quotation: --lr \"1e-3", said)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    assert code == 2 and re.search(r"train.args, line 2.*--lr \"1e-3", said)
+    with pytest.raises(ConfigError, match="nowhere"):
         read_train_args(tmp_path / "nowhere")

@@ -29,20 +29,17 @@ def little_is_free(monkeypatch):
 
 
 def refused(read, path):
-    with pytest.raises(UserError, match=r"has [\d,]+ bytes but needs [\d,]+ bytes of memory") as caught:
+    with pytest.raises(UserError, match=r"[\d,]+ bytes.* [\d,]+ bytes of memory") as caught:
         read(path)
     assert path.name in str(caught.value) and "damaged" not in str(caught.value)
 
 
-def test_an_npz_that_unpacks_to_far_more(tmp_path):
+def test_an_npz_that_unpacks_to_far_more_is_refused(tmp_path):
     np.savez_compressed(tmp_path / "a.npz", mu=LARGE, sigma=LARGE, x=LARGE)
+    np.savez_compressed(tmp_path / "b.npz", arr_0=np.zeros((4, 1 << 10, 1 << 10, 3), np.uint8))
     refused(read_arrays, tmp_path / "a.npz")
-    refused(lambda path: open_image_set("--reference", path), tmp_path / "a.npz")
-
-
-def test_images_that_unpack_to_far_more_are_refused(tmp_path):
-    np.savez_compressed(tmp_path / "a.npz", arr_0=np.zeros((4, 1 << 10, 1 << 10, 3), np.uint8))
-    refused(lambda path: open_image_set("--samples", path), tmp_path / "a.npz")
+    for name in ("a.npz", "b.npz"):
+        refused(lambda path: open_image_set("--samples", path), tmp_path / name)
 
 
 def test_images_of_an_npz_are_read_by_bytes(tmp_path, monkeypatch):
@@ -73,30 +70,27 @@ def test_request_beyond_memory_is_refused_before_it_is_drawn(monkeypatch):
         conditions.labels_of(["0-9"] * 1_000_000, (), 10)
 
 
-def test_a_pt_that_unpacks_to_far_more(tmp_path):
-    write_torch_file(tmp_path / "whole.pt", {"w": LARGE})
-    with (
-        zipfile.ZipFile(tmp_path / "whole.pt") as whole,
-        zipfile.ZipFile(tmp_path / "a.pt", "w", zipfile.ZIP_DEFLATED) as a,
-    ):
-        for name in whole.namelist():
-            a.writestr(name, whole.read(name))
-    refused(read_weights, tmp_path / "a.pt")
-
-
-@pytest.mark.parametrize("count", [1, 300])
-def test_a_pt_whose_tensors_show_the_same_numbers_again_and_again(tmp_path, count):
-    torch = pytest.importorskip("torch")
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_a_pt_of_more_numbers_than_its_bytes_hold_is_refused(tmp_path, count):
+    """One that is compressed, and ones whose tensors show the same numbers again and again."""
+    torch, path = pytest.importorskip("torch"), tmp_path / "a.pt"
     row = torch.zeros(1, 2048)
-    tensors = {"w": row.expand(1 << 10, -1)} if count == 1 else {f"w{n}": row.view(-1) for n in range(count)}
-    torch.save(tensors, tmp_path / "a.pt")
-    refused(read_weights, tmp_path / "a.pt")
+    if count == 0:
+        write_torch_file(tmp_path / "whole.pt", {"w": LARGE})
+        with zipfile.ZipFile(tmp_path / "whole.pt") as whole, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as a:
+            for name in whole.namelist():
+                a.writestr(name, whole.read(name))
+    elif count == 1:
+        torch.save({"w": row.expand(1 << 10, -1)}, path)
+    else:
+        torch.save({f"w{n}": row.view(-1) for n in range(count)}, path)
+    refused(read_weights, path)
 
 
-def test_a_pickle_that_numbers_what_it_does_not_have(tmp_path):
+def test_a_pickle_that_numbers_what_it_does_not_have_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
         archive.writestr("a/data.pkl", pickle.PROTO + b"\x02Nr" + struct.pack("<I", 1 << 31) + b".")
-    with pytest.raises(UserError, match=r"its pickle is damaged: value 2,147,483,648 of 9 bytes"):
+    with pytest.raises(UserError, match=r"2,147,483,648 of 9 bytes"):
         read_weights(tmp_path / "a.pt")
 
 

@@ -72,33 +72,26 @@ def convert_it(path: Path) -> None:
     convert(path, path.with_suffix(".safetensors"))
 
 
-READERS = (
-    torch_dcp.find_damage,
-    torch_dcp.shapes,
-    torch_dcp.read_tree,
-    torch_dcp.has_optimizer,
-    read_weights,
-    convert_it,
-    lambda path: torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path),
-)
+def read_it(path: Path) -> None:
+    torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path)
 
 
-def test_code_in_an_index_is_refused_by_every_reader(tmp_path, trace):
-    plant(checkpoint(tmp_path / "planted"), trace)
-    for reader in READERS:
-        with pytest.raises(CheckpointError, match=r"planted/\.metadata: its pickle asks for (posix|nt)\.mkdir"):
-            reader(tmp_path / "planted")
+READERS = (torch_dcp.find_damage, torch_dcp.shapes, torch_dcp.read_tree, torch_dcp.has_optimizer, read_weights,
+           convert_it, read_it)  # fmt: skip
 
 
-def test_the_reader_inside_of_dcp_looks_too(tmp_path, trace, monkeypatch):
-    """DCP reads the index itself when it loads; here it finds another one than we did before."""
+def test_code_in_an_index_is_refused_by_every_reader(tmp_path, trace, monkeypatch):
     path = checkpoint(tmp_path / "planted")
     good = read_metadata(path)
     plant(path, trace)
+    for reader in READERS:
+        with pytest.raises(CheckpointError, match=r"planted/\.metadata.*(posix|nt)\.mkdir"):
+            reader(path)
+    # DCP reads the index itself when it loads; here it finds another one than we did before.
     before = SimpleNamespace(**{**vars(torch_folder), "read_metadata": lambda path: good})
     monkeypatch.setattr(torch_dcp, "torch_folder", before)
     with pytest.raises(CheckpointError, match="mkdir"):
-        torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path)
+        read_it(path)
 
 
 def test_code_in_place_of_a_tensor_is_refused(tmp_path, trace):
@@ -116,24 +109,21 @@ def test_code_in_place_of_a_tensor_is_refused(tmp_path, trace):
         index.storage_data = {MetadataIndex("model.w"): place}
 
     rewrite(path, as_bytes)
-    with pytest.raises(CheckpointError, match="pickled object where a tensor belongs"):
-        torch_dcp.read({"model": {"w": torch.empty(2, 3)}}, path)
+    with pytest.raises(CheckpointError, match="pickled object"):
+        read_it(path)
 
 
-def test_an_index_cannot_reach_out_of_its_folder(tmp_path):
-    path = checkpoint(tmp_path / "planted")
-    rewrite(path, lambda index: [setattr(place, "relative_path", "../x") for place in index.storage_data.values()])
-    with pytest.raises(CheckpointError, match=r"\.\./x, a file outside its folder"):
-        torch_dcp.find_damage(path)
-
-
-def test_an_index_cannot_change_classes_of_pytorch(tmp_path):
+def test_an_index_cannot_reach_out_of_its_folder_nor_change_classes_of_pytorch(tmp_path):
     """BUILD sets attributes on whatever stands on the stack, also on a class."""
+    path = checkpoint(tmp_path / "outside")
+    rewrite(path, lambda index: [setattr(place, "relative_path", "../x") for place in index.storage_data.values()])
+    with pytest.raises(CheckpointError, match=r"\.\./x"):
+        torch_dcp.find_damage(path)
     path = checkpoint(tmp_path / "planted")
     cls = "torch.distributed.checkpoint.metadata\nMetadata\n"
     (path / INDEX).write_bytes(f"c{cls}(N(Vversion\nVplanted\ndtb.".encode())
     (path / checksums.FILE).unlink()
-    assert "cannot be read" in str(torch_dcp.find_damage(path))
+    assert torch_dcp.find_damage(path) is not None
     assert getattr(dcp.metadata.Metadata, "version", None) is None  # (PyTorch 2.7 has none)
 
 
@@ -158,19 +148,17 @@ def as_python_3_11_2(member, _protocol):
     return getattr, (type(member), member.name)
 
 
-def test_a_checkpoint_written_by_python_3_11_2_is_read(tmp_path, monkeypatch):
+def test_what_was_written_by_python_3_11_2_is_looked_at_and_read(tmp_path, monkeypatch):
     monkeypatch.setattr(dcp.metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", as_python_3_11_2)
     path = checkpoint(tmp_path / "debian")
     assert b"getattr" in (path / INDEX).read_bytes()
     assert torch.equal(torch_dcp.read_tree(path, "model")["w"], WEIGHT)
-
-
-def test_what_mindspeed_mm_pickled_under_python_3_11_2_is_looked_at(tmp_path, monkeypatch):
     monkeypatch.setattr(Kind, "__reduce_ex__", as_python_3_11_2)
-    checkpoint(tmp_path / "iter_0000001", model_type=Kind.encoder)
-    check_pickles(tmp_path, (f"{__name__}.Kind",))
-    with pytest.raises(CheckpointError, match=r"asks for .*Kind"):
-        check_pickles(tmp_path, ())
+    (tmp_path / "mm").mkdir()
+    checkpoint(tmp_path / "mm/iter_0000001", model_type=Kind.encoder)
+    check_pickles(tmp_path / "mm", (f"{__name__}.Kind",))
+    with pytest.raises(CheckpointError, match="Kind"):
+        check_pickles(tmp_path / "mm", ())
 
 
 @pytest.mark.parametrize("cls", ["torch.distributed.checkpoint.metadata\nMetadata", "builtins\ngetattr"])
@@ -178,7 +166,7 @@ def test_getattr_gets_nothing_but_members_of_enums(tmp_path, cls):
     path = checkpoint(tmp_path / "planted")
     (path / INDEX).write_bytes(f"cbuiltins\ngetattr\n(c{cls}\nV__init__\ntR.".encode())
     (path / checksums.FILE).unlink()
-    with pytest.raises(pickle.UnpicklingError, match=r"__init__ of .*, which is no enum"):
+    with pytest.raises(pickle.UnpicklingError, match="__init__"):
         read_metadata(path)
 
 
@@ -189,18 +177,15 @@ def test_what_mindspeed_mm_unpickles_is_looked_at_before(tmp_path, trace):
     checkpoint(tmp_path / "iter_0000001", args=args, iteration=3, opt_param_scheduler={"num_steps": 8})
     check_pickles(tmp_path, known)
     checkpoint(tmp_path / "iter_0000002", args=argparse.Namespace(harm=Harmful(trace)))
-    with pytest.raises(CheckpointError, match=r"iter_0000002/__0_0\.distcp: args: its pickle asks for \w+\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"iter_0000002/__0_0\.distcp.*args.*\w+\.mkdir"):
         check_pickles(tmp_path, known)
-
-
-def test_a_file_of_the_other_lane_of_mindspeed_mm_is_looked_at_too(tmp_path, trace):
-    folder = tmp_path / "iter_0000001" / "mp_rank_00"
+    folder = tmp_path / "other_lane/iter_0000001/mp_rank_00"
     folder.mkdir(parents=True)
     torch.save({"args": argparse.Namespace(a=1), "model": {"w": WEIGHT}}, folder / "model_optim_rng.pt")
-    check_pickles(tmp_path, ("argparse.Namespace",))
+    check_pickles(tmp_path / "other_lane", known)
     torch.save({"args": Harmful(trace)}, folder / "model_optim_rng.pt")
-    with pytest.raises(CheckpointError, match=r"model_optim_rng\.pt: its pickle asks for \w+\.mkdir"):
-        check_pickles(tmp_path, ("argparse.Namespace",))
+    with pytest.raises(CheckpointError, match=r"model_optim_rng\.pt.*\w+\.mkdir"):
+        check_pickles(tmp_path / "other_lane", known)
 
 
 BEYOND_MEMORY = {
@@ -237,14 +222,14 @@ def torch_load_forbidden(monkeypatch):
 @pytest.mark.parametrize("case", BEYOND_MEMORY)
 def test_cve_2026_24747_is_kept_from_torch_load(tmp_path, monkeypatch, case, torch_load_forbidden):
     (tmp_path / "a.pt").write_bytes(planted(case, WEIGHT))
-    with pytest.raises(CheckpointError, match=r"a\.pt: is not loaded"):
+    with pytest.raises(CheckpointError, match=r"a\.pt"):
         check_pickles(tmp_path, ())
-    with pytest.raises(CheckpointError, match="holds no weights"):
+    with pytest.raises(CheckpointError, match="--inception"):
         _read_weights("--inception", tmp_path / "a.pt")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", lambda obj, file, **_: file.write(planted(case, obj)))
         path = checkpoint(tmp_path / "planted")
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp: model\.w: is not loaded"):
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp.*model\.w"):
         torch_dcp.read_tree(path, "model")
 
 
@@ -256,7 +241,7 @@ def test_cve_2026_24747_of_an_old_file_is_kept_from_torch_load(tmp_path, torch_l
         *_, (_, _, place) = pickletools.genops(rest)
         stops.append(place)
     (tmp_path / "a.pt").write_bytes(content[: stops[3]] + b"K\x00K\x01s" + content[stops[3] :])
-    with pytest.raises(CheckpointError, match="holds no weights"):
+    with pytest.raises(CheckpointError, match="--inception"):
         _read_weights("--inception", tmp_path / "a.pt")
 
 

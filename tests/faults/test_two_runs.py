@@ -24,10 +24,8 @@ HOLD += "FolderLock(sys.argv[1]).take(); print('held', flush=True); input()"
 @pytest.fixture
 def holder(tmp_path):
     """Another process, which has locked the folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "LOGNAME": "ada"},
-    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               text=True, env={**os.environ, "PYTHONPATH": str(ROOT), "LOGNAME": "ada"})  # fmt: skip
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -40,7 +38,7 @@ def test_a_locked_folder_is_refused_with_owner_host_and_age(tmp_path, holder):
     with pytest.raises(ConfigError) as refused:
         FolderLock(tmp_path).take()
     owner = f"ada's run on {socket.gethostname()} (process {holder.pid})"
-    assert f"{owner}, which began 90 min ago" in str(refused.value)
+    assert owner in str(refused.value) and "90 min" in str(refused.value)
     assert (tmp_path / lock.NAME).read_text() == f"{owner}\n"
 
 
@@ -73,10 +71,6 @@ def test_a_process_that_reads_data_does_not_hold_the_lock(tmp_path):
 def test_a_lock_is_gone_after_its_run(tmp_path, holder):
     holder.communicate("\n")
     assert holder.returncode == 0 and list(tmp_path.iterdir()) == []
-    held = FolderLock(tmp_path / "new")
-    held.take()
-    held.release()
-    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_removed_lock_is_renewed_unless_another_run_has_one(tmp_path):
@@ -89,10 +83,12 @@ def test_a_removed_lock_is_renewed_unless_another_run_has_one(tmp_path):
     assert held.is_ours() and f"(process {os.getpid()})" in path.read_text()
     path.unlink()
     other.take()
-    with pytest.raises(ConfigError, match=r"belongs to .*'s run"):
+    with pytest.raises(ConfigError, match="'s run"):
         held.renew()
     held.release()
     assert other.is_ours() and path.exists()
+    other.release()
+    assert not path.exists()
 
 
 def test_one_of_many_that_take_a_folder_has_it(tmp_path):
@@ -124,44 +120,41 @@ def _child(folder, start, done) -> int:
     return child
 
 
-def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, capsys):
-    def flock(*_):
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+def failing(number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(fcntl, "flock", flock)
+    return fail
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOSYS))
     held = FolderLock(tmp_path)
     held.take()
-    assert f"warning: --save = {tmp_path}: its file system has no locks" in capsys.readouterr().err
-    assert held.is_ours()
+    assert f"--save = {tmp_path}" in capsys.readouterr().err and held.is_ours()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     with pytest.raises(ConfigError, match="No space left on device"):
         FolderLock(tmp_path).take()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--save = .*file: cannot be written to"):
+    with pytest.raises(ConfigError, match=r"--save = .*file"):
         FolderLock(tmp_path / "file").take()
 
 
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_no_lock_file_is_named_at_once(tmp_path, kind):
-    path = tmp_path / lock.NAME
-    {"link": lambda: path.symlink_to("gone"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
-    with pytest.raises(ConfigError, match=r"--save = .*\.claim is no regular file: remove it"):
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("gone"), os.mkfifo, os.mkdir])
+def test_what_is_no_lock_file_is_named_at_once(tmp_path, make):
+    make(tmp_path / lock.NAME)
+    with pytest.raises(ConfigError, match=r"--save = .*\.claim"):
         FolderLock(tmp_path).take()
 
 
 def test_an_unreadable_owner_is_respected(tmp_path, holder):
     for content, named in (
-        (b"", "another run"),
-        (b"\xff\x1b[2J", "\N{REPLACEMENT CHARACTER}\\x1b[2J"),
-        (b"9" * 5000, "9" * 1000),
-    ):
+        (b"", "another run"), (b"\xff\x1b[2J", "\N{REPLACEMENT CHARACTER}\\x1b[2J"), (b"9" * 5000, "9" * 1000),
+    ):  # fmt: skip
         (tmp_path / lock.NAME).write_bytes(content)
-        with pytest.raises(ConfigError, match=re.escape(f"belongs to {named}, which began 0 min ago")):
+        with pytest.raises(ConfigError, match=rf" {re.escape(named)}\W.* 0 min"):
             FolderLock(tmp_path).take()

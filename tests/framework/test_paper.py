@@ -10,6 +10,14 @@ from mindspeed_mm_dit.framework.meta.nn import meta_reference
 from mindspeed_mm_dit.framework.meta.tensor import Tensor, Trace, recording
 
 torch = pytest.importorskip("torch")
+
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from mindspeed_mm_dit.framework.pytorch import nn as real_nn  # noqa: E402
+from mindspeed_mm_dit.framework.pytorch import ops as real  # noqa: E402
+from mindspeed_mm_dit.models import dit  # noqa: E402
+
 pytestmark = pytest.mark.pytorch
 
 size = st.integers(1, 6)
@@ -93,11 +101,6 @@ def keep_as_a_gpu_does(x, shape, weight, eps):
 @settings(deadline=None, max_examples=100)
 @given(calls())
 def test_an_operator_costs_on_paper_what_it_costs_on_pytorch(call):
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from mindspeed_mm_dit.framework.pytorch import ops as real
-
     name, tensors, others = call
     theirs, ours = zip(*map(both, tensors))
     if name == "rotary":
@@ -134,15 +137,10 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_costs_on_paper_what_it_costs_on_pytorch(name, monkeypatch):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from mindspeed_mm_dit.framework.pytorch import nn as linear
-    from mindspeed_mm_dit.framework.pytorch import nn as real
-
     monkeypatch.setattr(torch.nn.functional, "rms_norm", keep_as_a_gpu_does)
-    monkeypatch.setattr(linear, "onednn_is_faster", lambda: False)  # whose products the counter does not know
+    monkeypatch.setattr(real_nn, "onednn_is_faster", lambda: False)  # whose products the counter does not know
     sizes, shape = LAYERS[name]
-    layer, counter = getattr(real, name)(*sizes), FlopCounterMode(display=False)
+    layer, counter = getattr(real_nn, name)(*sizes), FlopCounterMode(display=False)
     x = torch.rand(shape, requires_grad=True)
     wanted, kept = kept_of(lambda: layer(x), layer.parameters())
     with recording(Trace()) as trace:
@@ -179,8 +177,6 @@ def test_a_block_that_is_computed_again_keeps_only_its_input():
 
 
 def test_a_network_on_paper_leaves_the_one_of_the_framework_alone():
-    from mindspeed_mm_dit.models import dit
-
     paper = meta_reference("mindspeed_mm_dit.models.dit:DiT")
     assert paper is meta_reference("mindspeed_mm_dit.models.dit:DiT") and paper is not dit.DiT
     assert issubclass(paper, nn.Module) and issubclass(dit.DiT, torch.nn.Module)

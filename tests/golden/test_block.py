@@ -65,15 +65,10 @@ def test_a_part_of_the_network_is_its_formula(framework, part, expected, size):
 
     ops, runtime = framework.ops, framework.runtime
     model = DiT(DiTConfig(8, 10, 4, 2, WIDTH, 1, HEADS))
-    weights = {
-        name: draw(*shape, seed=seed, scale=0.3)
-        for seed, (name, shape) in enumerate(runtime.shapes(model).items(), 1)
-        if name.startswith(part)
-    }
+    shapes = enumerate(runtime.shapes(model).items(), 1)
+    weights = {name: draw(*shape, seed=seed, scale=0.3) for seed, (name, shape) in shapes if name.startswith(part)}
     for name in weights:
-        if name.endswith(
-            "adaLN_modulation.1.bias"
-        ):  # what the branches add is as small as the tokens they are added to
+        if name.endswith("adaLN_modulation.1.bias"):  # what branches add is as small as the tokens they are added to
             weights[name][2 * WIDTH :] *= size
             weights[name[:-4] + "weight"][2 * WIDTH :] *= size
     runtime.load_arrays(model, weights)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mindspeed_mm_dit.configs.model import AutoencoderKLConfig, autoencoder_config_of
 from tests.autoencoder_kl_fixtures import FLUX, SD_VAE, inputs, our_shapes, relative_error, results, write_folder
 
 GOLDEN = Path(__file__).parent / "data" / "autoencoder_kl.npz"
@@ -14,7 +15,6 @@ GOLDEN = Path(__file__).parent / "data" / "autoencoder_kl.npz"
 
 @pytest.mark.extended  # 335 MB; tests/models/test_autoencoder_kl.py compares small ones of each variant
 def test_encode_and_decode_of_the_whole_vae_equal_diffusers(framework, all_compiled, tmp_path):
-    from mindspeed_mm_dit.configs.model import AutoencoderKLConfig
     from mindspeed_mm_dit.models.autoencoder import AutoencoderKL
 
     golden, shapes = np.load(GOLDEN), our_shapes(SD_VAE)
@@ -29,7 +29,6 @@ def test_encode_and_decode_of_the_whole_vae_equal_diffusers(framework, all_compi
 
 @pytest.mark.parametrize("module", ["ours", "the framework's"])
 def test_shifted_latents_without_quant_convs_equal_diffusers(framework, tmp_path, module):
-    from mindspeed_mm_dit.configs.model import autoencoder_config_of
     from mindspeed_mm_dit.models.autoencoder import AutoencoderKL, NoAutoencoder, draw_latents
     from mindspeed_mm_dit.models.registry import load_autoencoder
 

@@ -1,3 +1,7 @@
+"""mm-dit parity on the reference values of published models of images, and on files that are not quite those."""
+
+import re
+
 import numpy as np
 import pytest
 
@@ -5,51 +9,41 @@ from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.integrations.formats.convert import convert
+from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
 from tests.conftest import FRAMEWORK, GOLDEN
-from tests.golden.parts import without
+from tests.golden.conftest import without
 
 CHECKPOINT = GOLDEN / "dit_tiny_p2.pt"
 CHOSEN = ["--checkpoint", str(CHECKPOINT), "--ai-framework", FRAMEWORK]
-
-
+STEP = "param_norm_after_one_adamw_step"
 INPUTS = ("config", "x0", "noise", "t", "y")
 FLOW_INPUTS = ("config", "x0", "x1", "t", "y", "sample/start", "sample/y")
 ON_MINDSPORE = FRAMEWORK == "mindspore"
-WALKS = (
-    "(ode|sde)/(GVP|VP)/(score|velocity)",
-    "(ode|sde)/Linear/(noise|score)",
-    "sde/GVP/noise",
-    "sde/Linear/.*/cfg1.5/",
-)
+WALKS = ("(ode|sde)/(GVP|VP)/(score|velocity)", "(ode|sde)/Linear/(noise|score)", "sde/GVP/noise",
+         "sde/Linear/.*/cfg1.5/")  # fmt: skip
 """Walks of one code along other paths: of `make test-all`, on MindSpore of --campaign."""
 RESULTS = ("cfg_output", "drop_u", "loss", "output", "param_norm", "x_pred", "x_t", "z_t")
+
+
+def wrong(findings):
+    return [finding for finding in findings if not finding.good]
 
 
 def whole(name, quantities, wider, *marks, on_pytorch=()):
     return pytest.param(name, quantities, wider.split(), marks=marks if ON_MINDSPORE else on_pytorch, id=name)
 
 
-@pytest.mark.parametrize(
-    ("name", "quantities", "wider"),
-    [
-        whole("dit_tiny_p2", 47, ""),
-        whole(
-            "sit_tiny_p2",
-            357,
-            "ode path loss param_norm_after_one_adamw_step",
-            pytest.mark.campaign,
-            on_pytorch=[pytest.mark.extended],
-        ),
-        whole("jit_tiny", 129, "param_norm_after_one_adamw_step", pytest.mark.costly("MindSpore has every option")),
-        whole("repa_tiny", 181, "param_norm_after_one_adamw_step", pytest.mark.extended),
-        whole("lightningdit_tiny", 103, "param_norm_after_one_adamw_step", pytest.mark.extended),
-        whole("meanflow_tiny", 294, "param_norm_after_one_adamw_step", pytest.mark.pytorch),  # (minutes of derivatives)
-    ],
-)
+@pytest.mark.parametrize(("name", "quantities", "wider"), [
+    whole("dit_tiny_p2", 47, ""),
+    whole("sit_tiny_p2", 357, f"ode path loss {STEP}", pytest.mark.campaign, on_pytorch=[pytest.mark.extended]),
+    whole("jit_tiny", 129, STEP, pytest.mark.costly("MindSpore has every option")),
+    whole("repa_tiny", 181, STEP, pytest.mark.extended),
+    whole("lightningdit_tiny", 103, STEP, pytest.mark.extended),
+    whole("meanflow_tiny", 294, STEP, pytest.mark.pytorch),  # (minutes of derivatives)
+])  # fmt: skip
 def test_every_quantity_of_a_published_model_is_reproduced(compare, name, quantities, wider):
     findings = compare(GOLDEN / f"{name}.npz", GOLDEN / f"{name}.pt", tolerance=1e-5, table_tolerance=1e-12)
-    assert len(findings) == quantities
-    assert [f for f in findings if not f.good] == []
+    assert len(findings) == quantities and wrong(findings) == []
     assert name == "dit_tiny_p2" or {f.name.split("/")[0] for f in findings if f.tolerance > 1e-5} <= set(wider)
 
 
@@ -57,10 +51,8 @@ def test_every_quantity_of_a_published_model_is_reproduced(compare, name, quanti
 def test_every_quantity_of_flow_matching_along_some_paths(compare, tmp_path):
     part = without(GOLDEN / "sit_tiny_p2.npz", tmp_path, *WALKS)
     findings = compare(part, GOLDEN / "sit_tiny_p2.pt", tolerance=1e-5, table_tolerance=1e-12)
-    assert len(findings) == 309
-    assert [f for f in findings if not f.good] == []
-    wider = {f.name.split("/")[0] for f in findings if f.tolerance > 1e-5}
-    assert wider <= {"ode", "path", "loss", "param_norm_after_one_adamw_step"}
+    assert len(findings) == 309 and wrong(findings) == []
+    assert {f.name.split("/")[0] for f in findings if f.tolerance > 1e-5} <= {"ode", "path", "loss", STEP}
 
 
 @pytest.mark.mindspore
@@ -70,27 +62,22 @@ def test_gradients_through_a_compiled_network_are_the_published_ones(compare, al
     (file,) = GOLDEN.glob(f"{name}_tiny*.npz")
     part = without(file, tmp_path, "(?!grad_norm/|args/|config/).+/", *RESULTS)
     findings = compare(part, file.with_suffix(".pt"), tolerance=1e-5, table_tolerance=1e-12)
-    assert len([f for f in findings if f.name.startswith("grad_norm/")]) == parameters
-    assert [f for f in findings if not f.good] == []
+    assert sum(f.name.startswith("grad_norm/") for f in findings) == parameters and wrong(findings) == []
 
 
 @pytest.mark.pytorch  # the same on every framework
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda content: content.pop("options"), "lacks options, which the values were made with"),
-        (lambda content: content["options"].pop("rope"), "option/rope/output: is no quantity this command knows"),
-        (lambda content: content["config"]["optimizer"].update(lr="fast"), "optimizer/lr = 'fast' must be a number"),
-        (lambda content: content["config"]["model"].update(use_rmsnorm=False), "blocks.0.norm1.weight is not in this"),
-    ],
-)
-def test_a_recipe_that_its_checkpoint_does_not_tell_is_named(compare, tmp_path, change, message):
-    content = read_torch_file(GOLDEN / "lightningdit_tiny.pt")
-    change(content)
-    write_torch_file(tmp_path / "changed.pt", content)
-    with pytest.raises(CheckpointError) as caught:
-        compare(GOLDEN / "lightningdit_tiny.npz", tmp_path / "changed.pt", 1e-5, 1e-12)
-    assert message in str(caught.value)
+def test_a_recipe_that_its_checkpoint_does_not_tell_is_named(compare, tmp_path):
+    for change, message in (
+        (lambda content: content.pop("options"), "lacks options"),
+        (lambda content: content["options"].pop("rope"), "option/rope/output"),
+        (lambda content: content["config"]["optimizer"].update(lr="fast"), "optimizer/lr = 'fast'"),
+        (lambda content: content["config"]["model"].update(use_rmsnorm=False), "blocks.0.norm1.weight"),
+    ):
+        content = read_torch_file(GOLDEN / "lightningdit_tiny.pt")
+        change(content)
+        write_torch_file(tmp_path / "changed.pt", content)
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            compare(GOLDEN / "lightningdit_tiny.npz", tmp_path / "changed.pt", 1e-5, 1e-12)
 
 
 @pytest.mark.pytorch
@@ -106,25 +93,21 @@ def test_a_file_of_one_group_is_known_for_repa(compare, tmp_path, kept):
 
 
 @pytest.mark.pytorch
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"z_dims": np.array([20])}, "projectors.1.0.bias"),
-        ({"z_dims": np.zeros((2, 0), int)}, "z_dims: has the shape (2, 0)"),
-        ({"config": np.array([48, 3, 4, 2, 8, 4, 10, 4, 36])}, "encoder_depth = 4"),
-        ({"zs1": np.zeros((4, 16, 20), np.float32)}, "zs1: has the shape (4, 16, 20), expected (4, 16, 12)"),
-        ({"linear/uniform/projected2": np.zeros(1)}, "linear/uniform/projected2: is no quantity"),
-        ({"grad_norm_of_proj_loss/none": np.ones(1)}, "grad_norm_of_proj_loss/none: is no quantity"),
-    ],
-)
-def test_impossible_file_of_repa_is_refused(compare, tmp_path, change, message):
+def test_impossible_file_of_repa_is_refused(compare, tmp_path):
     with np.load(GOLDEN / "repa_tiny.npz") as file:
         inputs = [name for name in file if "/" not in name or name.startswith("linear/uniform")]
         part = {name: file[name] for name in inputs if not name.startswith(("loss", "proj_loss", "denoising"))}
-    np.savez(tmp_path / "odd.npz", **{**part, **change})
-    with pytest.raises(CheckpointError) as caught:
-        compare(tmp_path / "odd.npz", GOLDEN / "repa_tiny.pt", 1e-5, 1e-12)
-    assert message in str(caught.value)
+    for name, array, message in (
+        ("z_dims", np.array([20]), "projectors.1.0.bias"),
+        ("z_dims", np.zeros((2, 0), int), "(2, 0)"),
+        ("config", np.array([48, 3, 4, 2, 8, 4, 10, 4, 36]), "encoder_depth = 4"),
+        ("zs1", np.zeros((4, 16, 20), np.float32), "(4, 16, 12)"),
+        ("linear/uniform/projected2", np.zeros(1), "linear/uniform/projected2"),
+        ("grad_norm_of_proj_loss/none", np.ones(1), "grad_norm_of_proj_loss/none"),
+    ):
+        np.savez(tmp_path / "odd.npz", **{**part, name: array})
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            compare(tmp_path / "odd.npz", GOLDEN / "repa_tiny.pt", 1e-5, 1e-12)
 
 
 @pytest.mark.pytorch
@@ -133,44 +116,28 @@ def test_a_wrong_reference_value_gives_exit_code_1_and_is_named(tmp_path, golden
     wrong = {key: 1.001 * golden[key] for key in ("loss_vb", "float64/loss_vb")}
     np.savez(tmp_path / "wrong.npz", **given, **wrong)
     assert main(["parity", "--reference", str(tmp_path / "wrong.npz"), *CHOSEN]) == 1
-    row = next(line for line in capsys.readouterr().out.splitlines() if "loss_vb" in line)
-    assert "DIFFERS" in row
+    assert "DIFFERS" in next(line for line in capsys.readouterr().out.splitlines() if "loss_vb" in line)
 
 
 @pytest.mark.pytorch
-@pytest.mark.parametrize(
-    ("ours_off_by", "published_off_by", "good"),
-    [(7e-5, 4e-5, True), (9e-5, 4e-5, False), (9e-6, 0, True), (2e-5, 0, False)],
-)
-def test_ours_may_be_twice_as_far_from_float64_as_theirs(
-    compare, tmp_path, golden, ours_off_by, published_off_by, good
-):
-    exact = golden["float64/x_t"] * (1 + ours_off_by)
+def test_ours_may_be_twice_as_far_from_float64_as_theirs(compare, tmp_path, golden):
     part = {key: golden[key] for key in INPUTS}
-    np.savez(tmp_path / "part.npz", **part, x_t=exact * (1 - published_off_by), **{"float64/x_t": exact})
-    (found,) = compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
-    assert found.good is good
-    assert found.error == pytest.approx(ours_off_by, rel=0.01)
-    assert found.noise == pytest.approx(published_off_by, rel=0.01, abs=1e-15)
-
-
-@pytest.mark.pytorch
-def test_published_value_that_is_not_its_float64_is_refused(compare, tmp_path, golden):
-    part = {key: golden[key] for key in (*INPUTS, "float64/x_t")}
-    for published, reason in (
-        (np.zeros(3, np.float32), "differ in shape, or are not finite"),
-        (np.full((4, 4, 8, 8), np.nan, np.float32), "differ in shape, or are not finite"),
-        (np.zeros((4, 4, 8, 8), np.float32), r"are 1.0e\+00 apart"),
-    ):
+    for ours, published, good in ((7e-5, 4e-5, True), (9e-5, 4e-5, False), (9e-6, 0, True), (2e-5, 0, False)):
+        exact = golden["float64/x_t"] * (1 + ours)
+        np.savez(tmp_path / "part.npz", **part, x_t=exact * (1 - published), **{"float64/x_t": exact})
+        (found,) = compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
+        assert found.good is good and found.error == pytest.approx(ours, rel=0.01)
+        assert found.noise == pytest.approx(published, rel=0.01, abs=1e-15)
+    part["float64/x_t"] = golden["float64/x_t"]
+    zeros = np.zeros((4, 4, 8, 8), np.float32)
+    for published, reason in ((zeros[0, 0, 0], "shape"), (zeros * np.nan, "finite"), (zeros, r"1.0e\+00")):
         np.savez(tmp_path / "part.npz", **part, x_t=published)
-        with pytest.raises(CheckpointError, match=f"x_t and float64/x_t: {reason}"):
+        with pytest.raises(CheckpointError, match=f"x_t and float64/x_t.*{reason}"):
             compare(tmp_path / "part.npz", CHECKPOINT, 1e-5, 1e-12)
 
 
 @pytest.mark.pytorch
 def test_newest_checkpoint_of_a_folder_is_compared(compare, tmp_path, golden):
-    from mindspeed_mm_dit.objectives.gaussian.schedule import Schedule
-
     convert(CHECKPOINT, tmp_path / "run", "mindspore")
     part = {key: golden[key] for key in (*INPUTS, "output")}
     part["table/sqrt_recipm1_alphas_cumprod"] = Schedule.create("linear", 1000).sqrt_recipm1_alphas_cumprod
@@ -194,10 +161,10 @@ def test_unknown_quantity_is_refused(compare, tmp_path, name):
         part = {key: file[key] for key in (INPUTS if name[0] == "d" else FLOW_INPUTS[:5])}
     for key in UNKNOWN[name].split():
         np.savez(tmp_path / "odd.npz", **part, **{key: np.zeros(1)})
-        with pytest.raises(CheckpointError, match=f"{key}: is no quantity this command knows"):
+        with pytest.raises(CheckpointError, match=re.escape(key)):
             compare(tmp_path / "odd.npz", GOLDEN / f"{name}.pt", 1e-5, 1e-12)
     np.savez(tmp_path / "empty.npz", x0=np.zeros(1))
-    with pytest.raises(CheckpointError, match="has no 'config'"):
+    with pytest.raises(CheckpointError, match="'config'"):
         compare(tmp_path / "empty.npz", CHECKPOINT, 1e-5, 1e-12)
 
 
@@ -217,8 +184,7 @@ def test_a_file_of_one_group_is_known_for_flow_matching(compare, tmp_path, names
     given = flow_file(tmp_path / "a.npz", *names)
     if names[0].startswith(("table", "time", "eps")):
         np.savez(tmp_path / "a.npz", **{name: given[name] for name in ("config", *names)})
-    (found,) = compare(tmp_path / "a.npz", GOLDEN / "sit_tiny_p2.pt", 1e-5, 1e-12)
-    assert found.good
+    assert [f.good for f in compare(tmp_path / "a.npz", GOLDEN / "sit_tiny_p2.pt", 1e-5, 1e-12)] == [True]
 
 
 @pytest.mark.pytorch

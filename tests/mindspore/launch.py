@@ -36,19 +36,15 @@ def run_script(words: list[str], folder: Path, workers: int = 1, **variables: st
 
 
 def _place(role: str, rank: int, workers: int, port: str) -> dict[str, str]:
-    return {
-        "MS_ROLE": role, "MS_NODE_ID": str(rank), "RANK_ID": str(rank), "MS_WORKER_NUM": str(workers),
-        "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": port, "MS_TOPO_TIMEOUT": "600",
-    }  # fmt: skip
+    return {"MS_ROLE": role, "MS_NODE_ID": str(rank), "RANK_ID": str(rank), "MS_WORKER_NUM": str(workers),
+            "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": port, "MS_TOPO_TIMEOUT": "600"}  # fmt: skip
 
 
 def run_under_msrun(configs: Configs, flags: str, workers: int) -> Outcome:
     launcher = ["msrun", "--worker_num", str(workers), "--local_worker_num", str(workers)]
     launcher += ["--master_port", str(free_port()), "--log_dir", str(configs.folder / "msrun_log"), "--join=True"]
-    done = subprocess.run(
-        [*launcher, *_words(configs, flags)], env=_environment(), cwd=configs.folder, text=True,
-        timeout=PATIENCE_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    done = subprocess.run([*launcher, *_words(configs, flags)], env=_environment(), cwd=configs.folder, text=True,
+                          timeout=PATIENCE_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     return Outcome(done.returncode, done.stdout)
 
 

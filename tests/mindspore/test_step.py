@@ -7,6 +7,7 @@ import pytest
 
 from mindspeed_mm_dit.checkpoint.power_ema import gamma_of_std
 from mindspeed_mm_dit.configs.predictor import Parameter
+from mindspeed_mm_dit.errors import ConfigError
 from tests.conftest import run_config
 
 FLAGS = {"seed": 0, "pynative": True, "weight_decay": 0.0, "ema_decay": 0.5, "micro_batch_size": 1}
@@ -39,7 +40,6 @@ def composite(mindspore, framework):
 
 
 def batch_of(mindspore, pixels):
-    """Return a micro-batch of those (B, 2) pixels."""
     batch = {"pixels": pixels, **{name: [0] * len(pixels) for name in ("labels", "timesteps", "noise")}}
     return {name: mindspore.Tensor(np.array(array, np.float32)) for name, array in batch.items()}
 
@@ -117,7 +117,6 @@ def test_power_averages_are_sums_over_the_weights_of_all_steps(mindspore, engine
 
 
 PIXELS = np.array([[1.0, 2.0], [3.0, -1.0], [0.5, 0.25]], np.float32)
-
 SCRIPTS = {  # what a loss function makes of the losses (B,), and its derivative by each of them
     "mean": (lambda x: x.mean(), lambda x: np.full(3, 1 / 3)),
     "weighted": (lambda x: (x * 2.0).sum(), lambda x: np.full(3, 2.0)),
@@ -177,15 +176,14 @@ def test_a_linear_loss_runs_the_network_once_and_another_one_twice(mindspore, co
 
 
 def test_what_a_script_cannot_do_here_is_refused_by_name(mindspore, composite):
-    from mindspeed_mm_dit.errors import ConfigError
     from mindspeed_mm_dit.training.mindspore.script_loss import CompiledLoss
 
     batch = batch_of(mindspore, PIXELS)
     short = {name: x[:2] for name, x in batch.items()}
     for output, named in (
-        (lambda model: model(**batch) + model(**batch), "calls the model 2 times"),
-        (lambda model: batch["pixels"][:, 0], "calls the model 0 times"),
-        (lambda model: model(**short), "with 2 samples"),
+        (lambda model: model(**batch) + model(**batch), "2 times"),
+        (lambda model: batch["pixels"][:, 0], "0 times"),
+        (lambda model: model(**short), "2 samples"),
     ):
         step = CompiledLoss(composite, composite.predictor.trainable_params(), 3)
         with pytest.raises(ConfigError, match=named):

@@ -158,7 +158,7 @@ def test_latents_scaled_otherwise_than_the_autoencoder_s_are_refused(small, modu
 
     for change, message in (
         ({"scaling_factor": 0.13025}, r"config.json makes it 0.13025"),
-        ({"scaling_factor": 0.18215, "shift_factor": 0.1}, "ae.shift_factor = 0.0: contradicts"),
+        ({"scaling_factor": 0.18215, "shift_factor": 0.1}, "ae.shift_factor = 0.0.*contradicts"),
     ):
         (folder / "config.json").write_text(json.dumps(SMALL | change))
         for path in (folder, folder / "diffusion_pytorch_model.safetensors"):

@@ -69,14 +69,13 @@ def test_positions_of_the_square_are_the_published_ones_to_the_bit():
 def test_a_network_on_a_larger_square_is_one_made_for_it_with_stretched_positions(framework, option):
     config = dataclasses.replace(CONFIG, **OPTIONS[option])
     larger = made(framework, dataclasses.replace(config, input_size=16))
-    assert not np.allclose(
-        answer(framework, made(framework, config), 16, 16), answer(framework, larger, 16, 16), atol=1e-3
-    )
+    ours = answer(framework, made(framework, config), 16, 16)
+    assert not np.allclose(ours, answer(framework, larger, 16, 16), atol=1e-3)
     framework.runtime.load_arrays(larger, {"pos_embed": sincos_positions_2d(16, 4, (8, 8))[None]})
     if config.rope:
         cos, sin = rotary_tables_2d(8, 4, config.in_context_len, (8, 8))
         larger.rope_cos, larger.rope_sin = framework.ops.tensor(cos), framework.ops.tensor(sin)
-    np.testing.assert_array_equal(answer(framework, made(framework, config), 16, 16), answer(framework, larger, 16, 16))
+    np.testing.assert_array_equal(ours, answer(framework, larger, 16, 16))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -98,14 +97,11 @@ def test_patches_of_a_rectangle_are_laid_out_where_they_were_cut(framework):
     np.testing.assert_array_equal(framework.ops.numpy(unpatchify(tokens, (3, 5), model.config.patch_size)), x)
 
 
-def test_the_config_of_another_shape_has_the_same_weights_and_counts_its_own_tokens():
+def test_config_of_another_shape_has_the_same_weights():
     wide = CONFIG.resized((2, 4, 12))
     assert parameters_of(wide).shapes() == parameters_of(CONFIG).shapes() and wide.latent_shape == (2, 4, 12)
     assert (CONFIG.num_tokens, wide.num_tokens) == (16, 12)
     assert multiply_adds(wide) < multiply_adds(CONFIG) and CONFIG.resized((2, 8, 8)) == CONFIG
-
-
-def test_shapes_that_cannot_be_are_refused():
     for changes, named in (
         ({"latent_size": (4, 5)}, r"latent_size = \[4, 5\]"),
         ({"latent_size": (4,)}, "must be two positive whole numbers"),

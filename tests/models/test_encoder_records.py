@@ -1,15 +1,20 @@
-"""Every record of an autoencoder and of a text encoder answers all that the rooms ask of it."""
+"""Every record of an autoencoder and of a text encoder answers all that is asked of it; ``words`` tells words apart."""
 
 import dataclasses
 import json
+from collections import namedtuple
 
+import numpy as np
 import pytest
 
 from mindspeed_mm_dit.configs.autoencoder import LatentScale
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
+from mindspeed_mm_dit.configs.text_encoder import WordsConfig
+from mindspeed_mm_dit.data.captions import caption_problems
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import FRAMEWORKS
-from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS
+from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS, load_text_encoder
+from mindspeed_mm_dit.models.words_encoder import known_words_of, note_of_words
 from tests.autoencoder_kl_fixtures import write_flux2
 from tests.external.autoencoder import FOLDED
 from tests.external.text_encoder import LETTERS
@@ -79,3 +84,39 @@ def test_model_json_may_list_text_encoders(model_json):
     ):
         with pytest.raises(ConfigError, match=named):
             model_config_from_mapping({**model_json, "text_encoder": [bert, wrong]}, "m")
+
+
+@pytest.fixture
+def encoded(framework):
+    def encode(*captions, **settings):
+        found = load_text_encoder(WordsConfig(**{"max_length": 8, **settings})).encode(captions)
+        return [framework.ops.numpy(array) for array in found]
+
+    return encode
+
+
+def test_a_caption_is_its_words_in_order_and_padding_is_zero(encoded):
+    states, mask, pooled = encoded("A red Car, &quot;parked&quot;", "一只猫 here", "")
+    assert states.shape == (3, 8, 256) and pooled.shape == (3, 256) and states.dtype == np.float32
+    assert mask.sum(1).tolist() == [5, 5, 1] and not states[mask == 0].any()
+    assert (states[0, 1] ** 2).mean() == pytest.approx(1.25, abs=0.3)  # (a word, and half of the one before)
+    states, _, pooled = encoded("red car blue sky", "RED CAR Blue Sky", "blue car red sky", "red car green sky")
+    assert np.array_equal(states[0], states[1])
+    assert abs(states[0, 1] - states[2, 1]).max() > 0.5 and np.allclose(states[0, 1], states[3, 1])
+    alike = np.corrcoef(pooled)
+    assert alike[0, 3] > 0.6 and alike[0, 2] > 0.9 and alike[0, 2] < 1
+
+
+def test_a_caption_without_words_or_too_long_is_named(framework):
+    tokenizer = load_text_encoder(WordsConfig(max_length=4)).tokenizer
+    problems = caption_problems(tokenizer, ["three words here", "!?", "four words are here"])
+    assert problems[0] == "" and "has no words" in problems[1] and "has a caption of 5 tokens" in problems[2]
+
+
+def test_words_that_no_caption_had_are_noted():
+    model = namedtuple("Model", "text_encoders")((WordsConfig(), WordsConfig(width=8)))
+    learned = known_words_of(model, ["A red Car", "blue sky, red CAR", "一只猫"])
+    assert learned == ["a", "red", "car", "blue", "sky", "一", "只", "猫"]
+    assert note_of_words(model, learned, ["a BLUE car", "猫"]) == note_of_words(model, (), ["zebra"]) == ""
+    assert "'blew', 'zebra'" in note_of_words(model, learned, ["a blew car", "a zebra"])
+    assert known_words_of(model, map(str, range(10_001))) == []

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mindspeed_mm_dit.configs.diffusion import FlowMatchingConfig
 from mindspeed_mm_dit.configs.dit import JOINT
 from mindspeed_mm_dit.configs.joint import Flux2Config, FluxConfig, QwenImageConfig, SD3Config, ZImageConfig
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
@@ -90,15 +89,12 @@ def test_outputs_at_other_sizes_are_those_of_diffusers(framework, name):
 
 
 @on_pytorch
-@pytest.mark.parametrize(
-    ("preset", "count"),
-    [
-        ("FLUX.1-dev", 11_901_408_320), ("FLUX.1-schnell", 11_891_178_560), ("FLUX.2-dev", 32_223_281_152),
-        ("FLUX.2-klein-4B", 3_875_544_576), ("FLUX.2-klein-9B", 9_078_581_248),
-        ("SD3-medium", 2_028_328_000), ("SD3.5-medium", 2_243_171_520), ("SD3.5-large", 8_056_627_520),
-        ("Qwen-Image", 20_430_401_088), ("Z-Image", 6_154_908_736),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("preset", "count"), [
+    ("FLUX.1-dev", 11_901_408_320), ("FLUX.1-schnell", 11_891_178_560), ("FLUX.2-dev", 32_223_281_152),
+    ("FLUX.2-klein-4B", 3_875_544_576), ("FLUX.2-klein-9B", 9_078_581_248),
+    ("SD3-medium", 2_028_328_000), ("SD3.5-medium", 2_243_171_520), ("SD3.5-large", 8_056_627_520),
+    ("Qwen-Image", 20_430_401_088), ("Z-Image", 6_154_908_736),
+])  # fmt: skip
 def test_presets_have_the_published_numbers_of_parameters(preset, count):
     """Those of diffusers' classes, which count a table of positions as no parameter."""
     section = JOINT[preset]
@@ -173,18 +169,10 @@ def test_an_objective_whose_velocity_points_the_other_way_is_refused(model_id, d
 
 
 @on_pytorch
-def test_a_table_of_times_that_does_not_exist_or_fit_is_refused():
-    with pytest.raises(ConfigError, match="Did you mean 'flux'"):
-        FlowMatchingConfig(sample_schedule="flux3")
-    with pytest.raises(ConfigError, match="needs path 'linear'"):
-        FlowMatchingConfig(path="gvp", sample_schedule="flux")
-
-
-@on_pytorch
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_that_cannot_share_an_image_are_told_what_they_do_not_divide(ranks):
     config = dataclasses.replace(OURS["flux"], num_attention_heads=ranks, latent_size=(2 * ranks + 2, 2))
-    with pytest.raises(ConfigError, match=f"--context-parallel-size = {ranks}: does not divide tokens of an image"):
+    with pytest.raises(ConfigError, match=rf"--context-parallel-size = {ranks}.*does not divide tokens of an image"):
         config.check_context_parallel(ranks)
 
 

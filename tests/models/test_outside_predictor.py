@@ -1,4 +1,4 @@
-"""A predictor and an objective from outside the package: trained, sampled, planned and converted by every command.
+"""A predictor, an objective and encoders from outside the package, known to every command.
 
 With every part that fits them they are trained and sampled in tests/test_cross_product.py.
 """
@@ -17,6 +17,7 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.integrations.formats.single_files import read_pt
 from mindspeed_mm_dit.models.meta import forward_pass, parameters_of
+from mindspeed_mm_dit.models.registry import AUTOENCODERS, TEXT_ENCODERS
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES, Sampler
 from mindspeed_mm_dit.optimizers.registry import OPTIMIZERS
 from mindspeed_mm_dit.registry import register
@@ -33,6 +34,7 @@ def joined():
     plugin.register()
     yield
     del PREDICTOR_CONFIGS["residual"], OBJECTIVES["denoise"], OPTIMIZERS["lion"]
+    del AUTOENCODERS["folded"], TEXT_ENCODERS["letters"]
 
 
 @pytest.fixture
@@ -90,8 +92,7 @@ def test_a_run_trains_it_resumes_it_and_every_command_knows_it(configs, path, tm
     fsdp2 = configs.folder / "fsdp2.yaml"
     fsdp2.write_text("sharding_size: auto\nsub_modules_to_wrap:\n  - predictor.stages.{*}\n")
     flags = f"{FLAGS} --use-torch-fsdp2 --fsdp2-config-path {fsdp2}" if sharded else FLAGS
-    whole = configs.run(f"{FLAGS} --train-iters 4", PYTHONPATH=path)
-    assert whole.code == 0, whole.output
+    whole = configs.done(f"{FLAGS} --train-iters 4", PYTHONPATH=path)
     saved = tmp_path / "checkpoints"
     first = configs.run(f"{flags} --train-iters 2 --save {saved}", 2, PYTHONPATH=path)
     last = configs.run(f"{flags} --train-iters 4 --save {saved} --load {saved}", 2, PYTHONPATH=path)
@@ -126,11 +127,14 @@ def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
         add_sampling_flags(parser)
 
 
-def test_latents_of_another_size_are_for_the_predictor_to_take(config):
+def test_predictor_takes_its_own_size_and_returns_what_it_says(config):
     own = config.predictor
     assert own.resized((1, 8, 8)) is own
     with pytest.raises(ConfigError, match=r"\(1, 4, 8\): predictor 'residual' takes only \(1, 8, 8\)"):
         own.resized((1, 4, 8))
+    found = "residual:Residual: returns (1, 1, 8, 8) for a sample, and its config says (1, 3, 8, 8)"
+    with pytest.raises(ConfigError, match=re.escape(found)):
+        forward_pass(Narrow(side=8, classes=10, in_channels=1))
 
 
 class Narrow(predictor.ResidualConfig):
@@ -139,21 +143,12 @@ class Narrow(predictor.ResidualConfig):
     out_channels = 3
 
 
-def test_a_network_that_returns_another_shape_is_named_before_a_loss_spreads_it():
-    found = "residual:Residual: returns (1, 1, 8, 8) for a sample, and its config says (1, 3, 8, 8)"
-    with pytest.raises(ConfigError, match=re.escape(found)):
-        forward_pass(Narrow(side=8, classes=10, in_channels=1))
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("forward(self, x, t, y): ops.reshape(x, (1, 7))", "in line 4: ValueError"),
-        ("forward(self, x, t): return x", "in its call: TypeError"),
-        ("forward(self, x, t, y): return None", "returns NoneType for a sample"),
-        ("__init__(self, config): 1 / 0", "in line 4: ZeroDivisionError"),
-    ],
-)
+@pytest.mark.parametrize(("body", "reason"), [
+    ("forward(self, x, t, y): ops.reshape(x, (1, 7))", "in line 4: ValueError"),
+    ("forward(self, x, t): return x", "in its call: TypeError"),
+    ("forward(self, x, t, y): return None", "returns NoneType for a sample"),
+    ("__init__(self, config): 1 / 0", "in line 4: ZeroDivisionError"),
+])  # fmt: skip
 def test_a_network_that_fails_on_paper_is_named_with_its_line(tmp_path, monkeypatch, body, reason):
     name = f"broken_{abs(hash(body))}"
     (tmp_path / f"{name}.py").write_text(
@@ -182,7 +177,7 @@ def test_a_network_of_torch_layers_is_refused(tmp_path, monkeypatch):
         monkeypatch.setattr(predictor.ResidualConfig, "network", f"torch_layers_{row}:Network")
         with pytest.raises(ConfigError) as raised:
             parameters_of(predictor.ResidualConfig(side=8, classes=10, in_channels=1, width=9 + row))
-        assert named in raised.value.reason and "mindspeed_mm_dit.framework import nn" in raised.value.cure
+        assert named in str(raised.value) and "mindspeed_mm_dit.framework import nn" in str(raised.value)
 
 
 @pytest.mark.pytorch
@@ -190,3 +185,23 @@ def test_a_plugin_that_fails_is_named(configs, tmp_path, framework):
     broken = plugin.install(tmp_path / "site", "tests.conftest:nothing")
     outcome = configs.run(f"{FLAGS} --train-iters 1 --ai-framework {framework.active()}", PYTHONPATH=broken)
     assert outcome.code == 2 and "plugin outside (tests.conftest:nothing): failed to load" in outcome.output
+
+
+def test_latents_of_an_autoencoder_are_shifted_and_scaled_and_come_back(framework, joined, model_json):
+    from mindspeed_mm_dit.models.registry import load_autoencoder
+
+    ae = {"model_id": "folded", "channels": 1, "shift_factor": 0.25}
+    predictor = {**model_json["predictor"], "in_channels": 4, "input_size": 4}
+    config = model_config_from_mapping({**model_json, "ae": ae, "predictor": predictor}, "m")
+    assert config.sample_size == (8, 8)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 1, 8, 8)).astype(np.float32)
+    autoencoder = load_autoencoder(config.ae)
+    latents = autoencoder.encode(framework.ops.tensor(images))
+    assert framework.ops.numpy(latents)[:, 1, 2, 3] == pytest.approx((images[:, 0, 4, 7] - 0.25) * 2)
+    assert framework.ops.numpy(autoencoder.decode(latents)) == pytest.approx(images, abs=1e-6)
+
+
+def test_without_the_package_the_name_is_unknown(model_json, monkeypatch):
+    monkeypatch.delitem(AUTOENCODERS, "folded", raising=False)  # (tests of other files may have registered it)
+    with pytest.raises(ConfigError, match=r"ae\.model_id = 'folded'.*unknown model_id"):
+        model_config_from_mapping({**model_json, "ae": {"model_id": "folded"}}, "m")

@@ -28,11 +28,20 @@ X = DRAW.standard_normal((2, 5, 4, 3, 6)).astype(np.float32)
 T, TEXT = np.array([1000, 12.5], np.float32), DRAW.standard_normal((2, 7, 10)).astype(np.float32)
 
 
-def test_ranks_that_cannot_share_a_clip_are_told_how_many_can():
-    with pytest.raises(ConfigError, match=r"does not divide predictor.num_heads: 3 % 2 = 1\n.*use a divisor of 3"):
+def test_ranks_and_latents_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match=r"predictor.num_heads.*3 % 2 = 1(?s:.*)divisor of 3"):
         CUSTOM.check_context_parallel(2)
-    with pytest.raises(ConfigError, match=r"tokens of a clip: 1 % 3 = 1\n.*use 1, or another sample size"):
+    with pytest.raises(ConfigError, match=r"tokens of a clip.*1 % 3 = 1(?s:.*)another sample size"):
         dataclasses.replace(CUSTOM, latent_size=(2, 1, 3)).check_context_parallel(3)
+    CUSTOM.check_latents((5, 16, 8, 24))
+    for shape, named in (
+        ((4, 4, 3, 6), "takes"),
+        ((5, 3, 3, 6), "frames 3: do not fit"),
+        ((5, 4, 3, 7), "width 7: do not fit"),
+        ((5, 18, 3, 6), "more than predictor.rope_max_seq_len = 8"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            CUSTOM.check_latents(shape)
 
 
 def with_random_weights(framework, kind, custom=CUSTOM, wan=WAN):
@@ -59,15 +68,15 @@ NETWORKS = {
     "from two images": {**IMAGE, "last_frame": True, "pos_embed_seq_len": 6},
     "times by token": {"in_channels": 4, "expand_timesteps": True, "patch_size": (1, 1, 3)},
 }
+CONFIGS = [dataclasses.replace(WAN, **settings) for settings in NETWORKS.values()]
 
 
 @pytest.mark.pytorch
-@pytest.mark.parametrize("settings", NETWORKS.values(), ids=NETWORKS)
-def test_wan_is_diffusers_transformer_at_any_sizes(framework, settings):
+@pytest.mark.parametrize("config", CONFIGS, ids=NETWORKS)
+def test_wan_is_diffusers_transformer_at_any_sizes(framework, config):
     import torch
     from diffusers import WanTransformer3DModel
 
-    config = dataclasses.replace(WAN, **settings)
     model, weights = with_random_weights(framework, "wan", wan=config)
     theirs = WanTransformer3DModel.from_config(adapter_of(config).to_diffusers(config))
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
@@ -91,24 +100,21 @@ def test_wan_is_diffusers_transformer_at_any_sizes(framework, settings):
 
 
 @pytest.mark.parametrize("kind", ["custom_dit", "wan"])
-def test_a_sample_does_not_depend_on_its_batch_and_one_time_does_for_all(framework, kind):
+def test_answers_depend_on_the_sample_alone_at_any_size(framework, kind):
     model, _ = with_random_weights(framework, kind)
     both, last = output(framework, model), output(framework, model, X[1:], T[1:], TEXT[1:])
     np.testing.assert_allclose(both[1:], last, rtol=1e-4, atol=1e-4 * np.abs(last).max())
     shared = output(framework, model, t=T[:1])
     np.testing.assert_allclose(shared[:1], both[:1], rtol=1e-4, atol=1e-4 * np.abs(both).max())
     assert relative_error(shared[1:], both[1:]) > 0.01
-
-
-@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
-def test_states_of_a_text_may_come_with_an_axis_of_prompts(framework, kind):
     model, _ = with_random_weights(framework, kind)
     assert (output(framework, model, text=TEXT[:, None]) == output(framework, model)).all()
+    model, _ = with_random_weights(framework, kind)
+    for shape in ((2, 5, 2, 1, 3), (2, 5, 8, 7, 24)):
+        assert output(framework, model, np.ones(shape, np.float32)).shape == (2, 4, *shape[2:])
 
 
-@pytest.mark.parametrize(
-    "config", [CUSTOM, *(dataclasses.replace(WAN, **own) for own in NETWORKS.values())], ids=["custom_dit", *NETWORKS]
-)
+@pytest.mark.parametrize("config", [CUSTOM, *CONFIGS], ids=["custom_dit", *NETWORKS])
 def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_their_shapes(framework, config):
     from mindspeed_mm_dit.models.registry import network_of
 
@@ -119,13 +125,13 @@ def test_the_config_declares_just_the_parameters_of_the_network_and_is_found_by_
 
 
 def test_parameters_begin_as_in_wan_s_own_code():
-    adapted_starter = initial_weights(parameters_of(WAN), 0)
-    assert not adapted_starter["proj_out.weight"].any() and (adapted_starter["blocks.1.attn2.norm_k.weight"] == 1).all()
-    assert (adapted_starter["blocks.0.norm2.weight"] == 1).all() and not adapted_starter["blocks.0.norm2.bias"].any()
-    assert adapted_starter["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
-    assert adapted_starter["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
-    assert abs(adapted_starter["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
-    assert abs(adapted_starter["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
+    starter = initial_weights(parameters_of(WAN), 0)
+    assert not starter["proj_out.weight"].any() and (starter["blocks.1.attn2.norm_k.weight"] == 1).all()
+    assert (starter["blocks.0.norm2.weight"] == 1).all() and not starter["blocks.0.norm2.bias"].any()
+    assert starter["blocks.0.scale_shift_table"].std() == pytest.approx(54**-0.5, rel=0.2)
+    assert starter["condition_embedder.text_embedder.linear_2.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert abs(starter["patch_embedding.weight"]).max() <= (6 / (54 + 5 * 2 * 3)) ** 0.5
+    assert abs(starter["blocks.0.ffn.net.2.weight"]).max() > 0.9 * (6 / (54 + 40)) ** 0.5
 
 
 def test_the_published_networks_have_their_published_number_of_parameters():
@@ -133,13 +139,6 @@ def test_the_published_networks_have_their_published_number_of_parameters():
     small = WanConfig(num_attention_heads=12, num_layers=30, ffn_dim=8960)
     assert parameters_of(small).num_elements() == 1_418_996_800
     assert parameters_of(WanConfig()).num_elements() == 14_288_491_584
-
-
-@pytest.mark.parametrize("kind", ["custom_dit", "wan"])
-def test_the_same_weights_take_every_number_of_frames_height_and_width(framework, kind):
-    model, _ = with_random_weights(framework, kind)
-    for shape in ((2, 5, 2, 1, 3), (2, 5, 8, 7, 24)):
-        assert output(framework, model, np.ones(shape, np.float32)).shape == (2, 4, *shape[2:])
 
 
 def test_rotary_positions_turn_by_frame_row_and_column():
@@ -163,28 +162,16 @@ def test_sizes_that_no_network_has_are_refused():
         (WanConfig, {"attention_head_dim": 9}, "predictor.attention_head_dim = 9"),
         (WanConfig, {"cross_attn_norm": False}, "predictor.cross_attn_norm = false"),
         (WanConfig, {"qk_norm": "rms_norm"}, "qk_norm = 'rms_norm'"),
-        (WanConfig, {"image_dim": 1280}, "image_dim = 1280: does not go with"),
-        (WanConfig, {"in_channels": 36, "image_dim": 1280}, "added_kv_proj_dim = None: must be 5120"),
-        (WanConfig, {"in_channels": 36, "expand_timesteps": True}, "expand_timesteps = true: does not go with"),
+        (WanConfig, {"image_dim": 1280}, "image_dim = 1280.*does not go with"),
+        (WanConfig, {"in_channels": 36, "image_dim": 1280}, "added_kv_proj_dim = None.*must be 5120"),
+        (WanConfig, {"in_channels": 36, "expand_timesteps": True}, "expand_timesteps = true.*does not go with"),
         (WanConfig, {"expand_timesteps": True, "patch_size": [13, 2, 2]}, "patch_size = .* does not go with"),
-        (WanConfig, {"last_frame": True}, "last_frame = true: does not go with"),
-        (WanConfig, {"frame_dropout_prob": 0.1}, "frame_dropout_prob = 0.1: does not go with"),
-        (WanConfig, {"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514: does not go with"),
+        (WanConfig, {"last_frame": True}, "last_frame = true.*does not go with"),
+        (WanConfig, {"frame_dropout_prob": 0.1}, "frame_dropout_prob = 0.1.*does not go with"),
+        (WanConfig, {"in_channels": 36, "pos_embed_seq_len": 514}, "pos_embed_seq_len = 514.*does not go with"),
     ):
         with pytest.raises(ConfigError, match=named):
             from_mapping(kind, wrong, "model.json: predictor")
-
-
-def test_latents_that_do_not_fit_are_refused():
-    CUSTOM.check_latents((5, 16, 8, 24))
-    for shape, named in (
-        ((4, 4, 3, 6), "takes"),
-        ((5, 3, 3, 6), "frames 3: do not fit"),
-        ((5, 4, 3, 7), "width 7: do not fit"),
-        ((5, 18, 3, 6), "more than predictor.rope_max_seq_len = 8"),
-    ):
-        with pytest.raises(ConfigError, match=named):
-            CUSTOM.check_latents(shape)
 
 
 def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
@@ -199,5 +186,5 @@ def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
     changed = output(framework, model, text=np.array([0, 3]))
     np.testing.assert_array_equal(found[0], changed[0])
     assert relative_error(changed[1], found[1]) > 1e-3
-    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0: and text_dim = null"):
+    with pytest.raises(ConfigError, match=r"predictor.num_classes = 0.*and text_dim = null"):
         dataclasses.replace(alone, num_classes=0)

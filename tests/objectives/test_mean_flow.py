@@ -79,18 +79,15 @@ def model_json(diffusion, **predictor):
     return {"ae": {"model_id": "pixel", "channels": 1}, "diffusion": {"model_id": diffusion}, "predictor": sizes}
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (model_json("mean_flow"), "takes one timestep; MeanFlow needs two"),
-        (model_json("flow_matching", h_embedder=True), "passes one timestep, but predictor .* needs two"),
-        (model_json("mean_flow", h_embedder=True, class_dropout_prob=0.0), "the unconditional class"),
-        (
-            model_json("mean_flow", h_embedder=True, learn_sigma=True),
-            "learns only a velocity for each of the 1 channels",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    (model_json("mean_flow"), "takes one timestep; MeanFlow needs two"),
+    (model_json("flow_matching", h_embedder=True), "passes one timestep, but predictor .* needs two"),
+    (model_json("mean_flow", h_embedder=True, class_dropout_prob=0.0), "the unconditional class"),
+    (
+        model_json("mean_flow", h_embedder=True, learn_sigma=True),
+        "learns only a velocity for each of the 1 channels",
+    ),
+])  # fmt: skip
 def test_networks_and_settings_of_no_mean_flow_are_refused(content, message):
     with pytest.raises(ConfigError, match=message):
         model_config_from_mapping(content, "model.json")

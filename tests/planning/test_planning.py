@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from mindspeed_mm_dit import planning
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.configs.arguments import read_train_args
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
@@ -23,6 +24,7 @@ from mindspeed_mm_dit.configs.dit import DIT, JIT, LIGHTNING_DIT, PRESETS, DiTCo
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16
+from mindspeed_mm_dit.configs.predictor import count
 from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.pytorch import runtime
@@ -31,7 +33,14 @@ from mindspeed_mm_dit.models.composite import DiTModel
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
 from mindspeed_mm_dit.objectives.gaussian.process import GaussianDiffusion
-from mindspeed_mm_dit.planning import Placement, activation_bytes, memory
+from mindspeed_mm_dit.planning import (
+    MemoryLimit,
+    Placement,
+    activation_bytes,
+    check_model_fits,
+    check_state_fits,
+    memory,
+)
 from mindspeed_mm_dit.tools.planning.recommend import Request, recommend
 from mindspeed_mm_dit.training.pytorch.engine import Engine
 from tests.conftest import ROOT, run_config
@@ -55,32 +64,26 @@ LATENTS = {
 
 
 def model_of(preset="DiT-XL/2", size=32, **predictor):
-    return ModelConfig(
-        ae=AutoencoderKLConfig(from_pretrained="not read"),
-        diffusion=GaussianDiffusionConfig(),
-        predictor=DiTConfig(**{"input_size": size, "num_classes": 1000, **PRESETS[preset], **predictor}),
-    )
+    ae = AutoencoderKLConfig("not read", latent_channels=predictor.get("in_channels", 4))
+    sizes = {"input_size": size, "num_classes": 1000, **PRESETS[preset], **predictor}
+    return ModelConfig(ae, GaussianDiffusionConfig(), DiTConfig(**sizes))
 
 
 def test_parameter_counts_are_the_published_ones():
-    for preset, count in PUBLISHED.items():
+    """REPA's S/2 has a last layer for tokens twice as wide as its own, and cannot be run: 891,648 too many."""
+    for preset, elements in PUBLISHED.items():
         config = DiTConfig(num_classes=1000, **LATENTS[preset], **PRESETS[preset])
-        assert parameters_of(config).num_elements() == count, preset
-
-
-def test_parameter_counts_with_a_projector_are_those_of_repa():
-    """The published S/2 has a last layer for tokens twice as wide as its own, and cannot be run: 891,648 too many."""
+        assert parameters_of(config).num_elements() == elements, preset
     published = {"XL/2": 683242512, "L/2": 465955600, "B/2": 137845008, "S/2": 40407312 - 891648}
-    for size, count in published.items():
+    for size, elements in published.items():
         config = DiTConfig(32, num_classes=1000, learn_sigma=False, z_dims=(768,), **PRESETS[f"DiT-{size}"])
-        assert parameters_of(config).num_elements() == count, size
+        assert parameters_of(config).num_elements() == elements, size
 
 
-@pytest.mark.parametrize(
-    ("recipe", "elements", "hours"),
-    [("lightningdit", 675256736, 5.1), ("repa", 683242512, 65.1), ("jit", 131320320, 10.2),
-     ("meanflow", 676440592 + 294912, 19.2)],
-)  # fmt: skip
+@pytest.mark.parametrize(("recipe", "elements", "hours"), [
+    ("lightningdit", 675256736, 5.1), ("repa", 683242512, 65.1), ("jit", 131320320, 10.2),
+    ("meanflow", 676440592 + 294912, 19.2),
+])  # fmt: skip
 def test_published_recipes_are_planned_without_weights(capsys, recipe, elements, hours):
     """MeanFlow's published count leaves out the positions, 256 tokens of 1152. docs/recipes.md has the hours."""
     folder = ROOT / f"examples/dit/imagenet256_{recipe}"
@@ -94,14 +97,10 @@ def test_published_recipes_are_planned_without_weights(capsys, recipe, elements,
     assert f" {elements:,} " in said and f": {hours} hours" in said
 
 
-@pytest.mark.parametrize(
-    ("recipe", "elements", "experts"),
-    [
-        ("t2v_a14b", 14_288_491_584, "106.5 GiB"),
-        ("i2v_a14b", 14_288_901_184, "106.5 GiB"),
-        ("ti2v_5b", 4_999_787_712, ""),
-    ],
-)
+@pytest.mark.parametrize(("recipe", "elements", "experts"), [
+    ("t2v_a14b", 14_288_491_584, "106.5 GiB"), ("i2v_a14b", 14_288_901_184, "106.5 GiB"),
+    ("ti2v_5b", 4_999_787_712, ""),
+])  # fmt: skip
 def test_wan_2_2_is_planned_with_both_experts(capsys, recipe, elements, experts):
     folder = ROOT / f"examples/dit/wan2.2_{recipe}"
     shared = ["--global-batch-size", "1", "--context-parallel-size", "8"]
@@ -123,11 +122,6 @@ def test_activations_are_the_bytes_that_autograd_keeps(preset, precision, recomp
     assert planned == pytest.approx(bytes_kept(model, precision, recompute), rel=0.05)
 
 
-def examples(config, count=2):
-    """What steers so many samples, as tensors."""
-    return [torch.from_numpy(array) for array in config.conditions.examples(count).values()]
-
-
 def bytes_kept(model, precision, recompute, batch=2):
     """Bytes of an image that forward and loss leave for backward, weights not counted."""
     network = DiT(model.predictor)
@@ -142,7 +136,8 @@ def bytes_kept(model, precision, recompute, batch=2):
     copies_of_weights = {shape for p in network.parameters() for shape in (p.shape, p.shape[::-1])}  # autocast's
     diffusion = GaussianDiffusion.from_config(model.diffusion)
     x, noise = torch.randn(2, batch, *model.latent_shape)
-    t, given = torch.randint(1000, (batch,)), examples(model.predictor, batch)
+    steering = model.predictor.conditions.examples(batch).values()
+    t, given = torch.randint(1000, (batch,)), [torch.from_numpy(array) for array in steering]
     kept: dict[int, int] = {}  # by storage
 
     def pack(tensor):
@@ -182,11 +177,7 @@ def test_activations_under_autocast_of_cuda(monkeypatch):
 
 @pytest.mark.extended
 @pytest.mark.parametrize("batch", [4, 8])
-@pytest.mark.parametrize(
-    "placement",
-    [Placement(), Placement(recompute=True), Placement(precision=FLOAT32)],
-    ids=["bf16", "recomputed", "fp32"],
-)
+@pytest.mark.parametrize("placement", [Placement(), Placement(recompute=True), Placement(precision=FLOAT32)], ids=str)
 def test_peak_of_a_step_is_within_a_tenth_of_the_plan(placement, batch):
     """Two micro-batches, so that gradients and activations meet; every byte the allocator hands out is counted."""
     model = model_of("DiT-S/2", num_layers=2)
@@ -205,7 +196,8 @@ def test_peak_of_a_step_is_within_a_tenth_of_the_plan(placement, batch):
             engine.train_step(forward_step, cached_latents(model, batch), 1e-4)
         moments = [value for state in engine.optimizer.state().values() for value in state.values()]
         held = [*engine.predictor.parameters(), *engine.ema.averages.values(), *moments]
-        resident = sum(local(tensor).untyped_storage().nbytes() for tensor in held)
+        here = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in held]
+        resident = sum(tensor.untyped_storage().nbytes() for tensor in here)
     finally:
         runtime.shutdown()
     events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -228,10 +220,6 @@ def cached_latents(model, batch):
             **{name: draw.standard_normal(shape, np.float32) for name in ("noise", "posterior_noise", "latent_mean")},
             "latent_std": np.full(shape, 0.1, np.float32),
         }
-
-
-def local(tensor):
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @pytest.mark.parametrize("world_size", [8, 512])
@@ -279,3 +267,50 @@ def test_adapters_of_wan_14b_fit_where_the_whole_does_not():
     assert parameters_of(adapted).num_elements(trained_only=True) == trained
     assert plan.weights == pytest.approx(4 * (base + trained) / 8, rel=1e-3)
     assert [plan.gradients, plan.optimizer // 2, plan.ema] == [trained // 2] * 3
+
+
+@pytest.mark.parametrize("sizes", [
+    {"hidden_size": 10**9}, {"num_layers": 1000}, {"num_classes": 10**12}, {"input_size": 10**6}, {"mlp_ratio": 1e9},
+    {"in_channels": 10**9}, {"hidden_size": 2**62, "mlp_ratio": 1.0},
+], ids=str)  # fmt: skip
+def test_model_that_cannot_fit_is_refused_by_its_setting(sizes):
+    for check in (check_model_fits, lambda model, place: check_state_fits(model, Placement(1, 1, FLOAT32), place)):
+        with pytest.raises(ConfigError, match=rf"predictor.{next(iter(sizes))} = .*80.0 GiB"):
+            check(model_of(**sizes), MemoryLimit("a GPU", 80 * GIB))
+
+
+def test_closed_form_counts_what_the_shapes_have():
+    parameters = parameters_of(model_of().predictor)
+    each = list(parameters.values())
+    for shards in (1, 7):
+        assert parameters.num_elements(shards) == count(each, shards)
+        assert parameters.num_elements(shards, trained_only=True) == count([p for p in each if p.trained], shards)
+
+
+def test_exact_fit_passes_and_a_byte_less_does_not():
+    model, placement = model_of(), Placement(2, 2, FLOAT32)
+    need = planning.state_bytes(memory(model, placement))
+    check_state_fits(model, placement, MemoryLimit("a GPU", need))
+    check_state_fits(model, placement, MemoryLimit("this machine", 2 * need, num_processes=2))
+    for place in (MemoryLimit("a GPU", need - 1), MemoryLimit("this machine", 2 * need - 1, num_processes=2)):
+        with pytest.raises(ConfigError, match="gradients, optimizer state and average"):
+            check_state_fits(model, placement, place)
+    check_model_fits(model, MemoryLimit("this machine", planning.host_bytes(model.predictor)))
+    with pytest.raises(ConfigError, match=" 2 ranks"):
+        check_model_fits(model, MemoryLimit("this machine", planning.host_bytes(model.predictor), 2))
+
+
+def test_step_that_may_not_fit_is_a_warning():
+    placement, place = Placement(1, 1, AUTOCAST), MemoryLimit("a GPU", 24 * GIB)
+    warning = planning.memory_warning(model_of(), placement, 64, False, place)
+    fits = memory(model_of(), placement, False).largest_micro_batch(24 * GIB)
+    assert f"a micro-batch of {fits} fits" in warning and "--micro-batch-size = 64" in warning
+    assert planning.memory_warning(model_of(), placement, fits, False, place) is None
+
+
+def test_layout_of_a_run_is_that_of_its_yaml():
+    assert Placement(8, 1, AUTOCAST).sharded_by(None) == Placement(8, 1, AUTOCAST)
+    yaml = Fsdp2Config(sharding_size=4, recompute_modules=("predictor.blocks.{*}",), num_to_forward_prefetch=1,
+                       reshard_after_forward=False)  # fmt: skip
+    wanted = Placement(8, 4, SHARDED_BF16, recompute=True, prefetch=1, reshard_after_forward=False)
+    assert Placement(8, 1, SHARDED_BF16).sharded_by(yaml) == wanted

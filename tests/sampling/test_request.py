@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import io
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,13 +19,11 @@ from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest, argum
 FIRST, BOTH = FirstFrame((1, 5, 4, 4), 4), FirstFrame((1, 5, 4, 4), 4, with_last=True)
 UNKNOWN = SimpleNamespace(classes=(), captions=(), words=())
 """What is known of a checkpoint without facts."""
-STILL = FirstFrame((1, 1, 4, 4), 4)
 
 
 def model(*conditions, channels=1):
     """What is asked of a model's config."""
-    predictor = SimpleNamespace(conditions=Conditions(*conditions))
-    ae = SimpleNamespace(channels=channels)
+    predictor, ae = SimpleNamespace(conditions=Conditions(*conditions)), SimpleNamespace(channels=channels)
     return SimpleNamespace(predictor=predictor, ae=ae, sample_size=(5, 4, 6), text_encoders=())
 
 
@@ -51,87 +48,66 @@ def test_a_clip_begins_with_a_file_a_picture_or_an_array(tmp_path, channels):
     assert values_of(model(ClassLabel(3, 0), optional), classes=1)["image"] == [None]
 
 
-@pytest.mark.parametrize(
-    ("conditions", "first", "last", "message"),
-    [
-        ([ClassLabel(3, 0)], picture(0), None, "--image: this model is conditioned on classes, not on images"),
-        ([FIRST], picture(0), picture(0), "--last-image: this model takes no last frame"),
-        ([BOTH], None, picture(0), "--image: is required with --last-image"),
-        ([BOTH], [picture(0)] * 3, [picture(0)] * 2, "--last-image: 2 images: go with 3 of --image"),
-        ([FIRST], "missing.png", None, "--image = missing.png: "),
-        ([FIRST], 5, None, "--image = 5: is not an image"),
-        ([FIRST], picture(0, 2), None, "--image: uint8 of shape (4, 6, 2)"),
-        ([FIRST], picture(0) / 1, None, "--image: float64 of shape (4, 6, 3)"),
-    ],
-)
-def test_impossible_images_are_refused(conditions, first, last, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+@pytest.mark.parametrize(("conditions", "first", "last", "words"), [
+    ([ClassLabel(3, 0)], picture(0), None, "--image.*classes"),
+    ([FIRST], picture(0), picture(0), "--last-image"),
+    ([BOTH], None, picture(0), "--image.*--last-image"),
+    ([BOTH], [picture(0)] * 3, [picture(0)] * 2, "--last-image.* 2 images.* 3 "),
+    ([FIRST], "missing.png", None, "--image = missing.png"),
+    ([FIRST], 5, None, "--image = 5"),
+    ([FIRST], picture(0, 2), None, r"--image.*\(4, 6, 2\)"),
+    ([FIRST], picture(0) / 1, None, "--image.*float64"),
+])  # fmt: skip
+def test_impossible_images_are_refused(conditions, first, last, words):
+    with pytest.raises(ConfigError, match=words):
         values_of(model(*conditions), image=first, last_image=last)
 
 
 WHOLE = np.zeros((1, 4, 6), np.uint8)
 
 
-@pytest.mark.parametrize(
-    ("conditions", "values", "message"),
-    [
-        ([ClassLabel(3, 0), Vector(2, 0)], {"label": [0]}, "samples without a vector"),
-        ([ClassLabel(3, 0)], {"label": [0, 3]}, "--classes: 3: is outside 0 ... 2"),
-        ([Vector(2, 0)], {"vector": [[0, 1], [0]]}, "--vectors: must be vectors of numbers, all of the same length"),
-        ([Vector(2, 0)], {"vector": [[0, 1, 2]]}, "--vectors: of shape (1, 3)"),
-        ([Vector(2, 0)], {"vector": [[0, np.inf]]}, "--vectors: of shape (1, 2)"),
-        ([STILL], {"label": [0], "image": [(WHOLE,)]}, "--image: would be the whole of a clip"),
-        ([FIRST], {"label": [0]}, "--image: is needed"),
-        ([BOTH], {"image": [(WHOLE,)]}, "--last-image: is needed"),
-        ([FIRST], {"image": [(WHOLE[:, :3],)]}, "--image: is of 3 x 6 pixels, and the clip of 4 x 6"),
-    ],
-)
-def test_samples_that_a_model_cannot_draw_are_refused(conditions, values, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+@pytest.mark.parametrize(("conditions", "values", "words"), [
+    ([ClassLabel(3, 0), Vector(2, 0)], {"label": [0]}, "a vector"),
+    ([ClassLabel(3, 0)], {"label": [0, 3]}, "--classes.*0 ... 2"),
+    ([Vector(2, 0)], {"vector": [[0, 1], [0]]}, "--vectors.* length"),
+    ([Vector(2, 0)], {"vector": [[0, 1, 2]]}, r"--vectors.*\(1, 3\)"),
+    ([Vector(2, 0)], {"vector": [[0, np.inf]]}, r"--vectors.*\(1, 2\)"),
+    ([FirstFrame((1, 1, 4, 4), 4)], {"label": [0], "image": [(WHOLE,)]}, "--image.* whole of a clip"),
+    ([FIRST], {"label": [0]}, "--image.* needed"),
+    ([BOTH], {"image": [(WHOLE,)]}, "--last-image.* needed"),
+    ([FIRST], {"image": [(WHOLE[:, :3],)]}, "--image.* 3 x 6 .* 4 x 6"),
+])  # fmt: skip
+def test_samples_that_a_model_cannot_draw_are_refused(conditions, values, words):
+    with pytest.raises(ConfigError, match=words):
         check_conditions(SampleConditions(values), model(*conditions))
 
 
 def test_one_value_goes_with_all_and_two_do_not_go_with_three():
     assert together({"label": [1, 2, 3], "caption": ["a"]}) == {"label": [1, 2, 3], "caption": ["a"] * 3}
-    with pytest.raises(ConfigError, match=r"--prompt.*: 2 values: go with 3 of --classes"):
+    with pytest.raises(ConfigError, match=r"--prompt.* 2 values.* 3 of --classes"):
         together({"label": [1, 2, 3], "caption": ["a", "b"]})
 
 
-def npy_of(shape):
-    """An .npy that promises float32 numbers of this shape, and has one."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    return file.getvalue() + b"\0" * 4
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "--vectors: is missing"),
-        (b"text", r"--vectors = .*v.npy: cannot be read"),
-        (np.ones(4), r"has shape \(4,\); must be finite vectors"),
-        (np.array([[1.0, np.nan]]), r"has shape \(1, 2\); must be finite vectors"),
-        (np.array([[{}]]), r"--vectors = .*v.npy: cannot be read"),
-        (np.array([["a"]]), r"has shape \(1, 1\); must be finite vectors"),
-        (npy_of((1 << 40, 8)), r"--vectors = .*v.npy: holds 4 bytes of data, expected 35,184,372,088,832"),
-    ],
-)
-def test_file_of_no_vectors_is_refused(tmp_path, content, message):
-    path = tmp_path / "v.npy"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        np.save(path, content)
-    with pytest.raises(ConfigError, match=message):
-        values_of(model(Vector(5, 0.1)), vectors=None if content is None else str(path))
-
-
 def test_vectors_of_a_file_are_those_of_an_array(tmp_path):
-    vectors = np.random.default_rng(0).standard_normal((3, 5))
-    np.save(tmp_path / "v.npy", vectors)
-    for given in (f"{tmp_path}/v.npy", tmp_path / "v.npy", vectors.astype(np.float32)):
+    vectors, path, promised = np.random.default_rng(0).standard_normal((3, 5)), tmp_path / "v.npy", io.BytesIO()
+    np.save(path, vectors)
+    for given in (str(path), path, vectors.astype(np.float32)):
         read = values_of(model(Vector(5, 0.1)), vectors=given)["vector"]
         np.testing.assert_array_equal(read, vectors.astype(np.float32))
+    shape = {"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 8)}  # of which it has one number
+    np.lib.format.write_array_header_1_0(promised, shape)
+    for content, words in (
+        (b"text", "v.npy"), (promised.getvalue() + bytes(4), "35,184,372,088,832"), (np.ones(4), r"\(4,\)"),
+        (np.array([[1.0, np.nan]]), r"\(1, 2\)"), (np.array([[{}]]), "v.npy"), (np.array([["a"]]), r"\(1, 1\)"),
+    ):  # fmt: skip
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            np.save(path, content)
+        with pytest.raises(ConfigError, match=f"--vectors = .*{words}"):
+            values_of(model(Vector(5, 0.1)), vectors=str(path))
+    with pytest.raises(ConfigError, match="--vectors"):
+        values_of(model(Vector(5, 0.1)), vectors=None)
 
 
 def test_each_setting_is_a_flag_and_an_argument():
@@ -147,15 +123,11 @@ def test_each_setting_is_a_flag_and_an_argument():
     assert (request.guidance, request.interval, request.size) == (2, (0.2, 0.8), (8, 16))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"guidance": 1, "cfg_scale": 2}, "guidance: is the same argument as cfg_scale"),
-        ({"low_noise_cfg_scale": -1}, "low_noise_cfg_scale = -1.0: must be at least 0"),
-        ({"low_noise_guidance": -1}, "low_noise_guidance = -1.0: must be at least 0"),
-        ({"cfg_interval": "a"}, "cfg_interval = 'a': is not two numbers"),
-    ],
-)
-def test_errors_name_the_argument_that_was_passed(settings, message):
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        arguments_of(SampleRequest)(lambda request: request)(**settings)
+def test_errors_name_the_argument_that_was_passed():
+    for settings, words in (
+        ({"guidance": 1, "cfg_scale": 2}, "guidance.* cfg_scale"), ({"cfg_interval": "a"}, "cfg_interval = 'a'"),
+        ({"low_noise_cfg_scale": -1}, "low_noise_cfg_scale = -1"),
+        ({"low_noise_guidance": -1}, "low_noise_guidance = -1"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"^{words}"):
+            arguments_of(SampleRequest)(lambda request: request)(**settings)

@@ -99,6 +99,12 @@ class Configs:
     def run(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
         return run(self.command(flags), self.folder, ranks, **variables)
 
+    def done(self, flags: str, ranks: int = 1, **variables: str) -> Outcome:
+        """Run to an end without an error."""
+        outcome = self.run(flags, ranks, **variables)
+        assert outcome.code == 0, outcome.output
+        return outcome
+
 
 def mm_dit(*words: object, ranks: int = 1, folder: Path = ROOT, **variables: str) -> Outcome:
     """Run a command of mm-dit to the end, in a process of its own, or in several."""

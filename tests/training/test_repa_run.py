@@ -51,8 +51,7 @@ def repa(tmp_path_factory, few_digits) -> Configs:
 
 @pytest.fixture(scope="module")
 def trained(repa):
-    outcome = repa.run(STEPS + f"--save {repa.folder}/checkpoints")
-    assert outcome.code == 0, outcome.output
+    repa.done(STEPS + f"--save {repa.folder}/checkpoints")
     return repa.folder / "checkpoints"
 
 

@@ -5,10 +5,14 @@ import resource
 import signal
 import subprocess
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
+from mindspeed_mm_dit.cli.main import main
+from tests.buckets_fixtures import write_configs, write_pictures
 from tests.forked import PATIENCE_SECONDS
 from tests.training.launch import Configs
 
@@ -40,8 +44,7 @@ def test_a_run_moves_to_another_number_of_ranks(tiny, tmp_path, ranks):
     whole, losses = tiny.run(flags + "--train-iters 6 --micro-batch-size 15").losses, {}
     flags += write_fsdp2(tiny, "auto.yaml", "sharding_size: auto\n") + f"--save {tmp_path} --load {tmp_path} "
     for number, count in enumerate(ranks, 1):
-        outcome = tiny.run(f"{flags} --train-iters {6 * number // len(ranks)} --micro-batch-size {30 // count}", count)
-        assert outcome.code == 0, outcome.output
+        outcome = tiny.done(f"{flags} --train-iters {6 * number // len(ranks)} --micro-batch-size {30 // count}", count)
         losses |= outcome.losses
     assert losses == pytest.approx(whole, rel=LOSS_TOLERANCE) and len(losses) == 6
 
@@ -117,9 +120,12 @@ def test_a_mistake_ends_the_run_before_anything_is_written(tiny):
 def test_a_run_goes_on_only_with_its_own_model_and_in_its_own_folder(tiny, tmp_path):
     flags = f"--micro-batch-size 4 --lr 1e-3 --save {tmp_path}/out --train-iters 2"
     assert tiny.run(flags).code == 0
+    (tmp_path / "flow").mkdir()
+    flow = tiny.copy(tmp_path / "flow").change("model.json", diffusion={"model_id": "flow_matching"})
     other = tiny.copy(tmp_path).change("model.json", predictor={"num_layers": 3})
     for configs, load, named in (
         (other, f"--load {tmp_path}/out", "predictor.num_layers is 2 there and 3 here"),
+        (flow, f"--load {tmp_path}/out", "diffusion.model_id is 'gaussian_diffusion' there"),
         (tiny, "", f"pass --load {tmp_path}/out"),
         (tiny, f"--load {tmp_path}/out/iter_0000002", f"pass --load {tmp_path}/out"),
     ):
@@ -158,3 +164,20 @@ def test_a_validation_is_the_mean_of_its_quarters_and_changes_no_step(validated,
         assert float(mean) == pytest.approx(sum(map(float, quarters)) / 4, rel=1e-6)
     plain = validated.run(VALIDATED.replace("--eval-interval 2", ""))
     assert plain.lines == validated_whole.lines and not plain.validations
+
+
+BUCKETS = "--global-batch-size 16 --lr 1e-3 --lr-decay-style constant --num-workers 1 "
+
+
+def test_run_on_buckets_draws_samples_of_any_shape(tmp_path, capsys):
+    configs = Configs(write_configs(tmp_path / "configs", write_pictures(tmp_path / "pictures"), valid_fraction=0.2))
+    flags = f"--micro-batch-size 4 --train-iters 1 --save {tmp_path / 'saved'} --sample-interval 1 "
+    configs.done(BUCKETS + flags + f"--tensorboard-dir {tmp_path / 'board'}")
+    for name, size in (("a.npz", "8x16"), ("b.npz", "20x4"), ("c.png", "8x16"), ("d.html", "12x8")):
+        asked = ["--classes", "0,1", "--num-per-class", "2", "--steps", "2", "--size", size]
+        assert main(["sample", "--checkpoint", f"{tmp_path}/saved", *asked, "--output", f"{tmp_path}/{name}"]) == 0
+    assert np.load(tmp_path / "a.npz")["arr_0"].shape == (4, 8, 16, 1)
+    assert np.load(tmp_path / "b.npz")["arr_0"].shape == (4, 20, 4, 1)
+    assert Image.open(tmp_path / "c.png").size[1] == 2 * (48 + 2)
+    refused = ["sample", "--checkpoint", f"{tmp_path}/saved", "--size", "8x14", "--output", f"{tmp_path}/e.png"]
+    assert main(refused) == 2 and "--size = 8x14" in capsys.readouterr().err

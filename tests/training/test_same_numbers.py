@@ -192,9 +192,7 @@ LEARNED = {
     ),
     "buckets": Learned(pictures, 16, 2, ("sharded", "micro-batches", "replicated", "hybrid")),
     "buckets by token": Learned(pictures, 16, 2, ("replicated",), "--loss-by token "),
-    "stills and videos": Learned(
-        stills_and_videos, 8, 1, ("four", "replicated", "shared"), needs=("av",),
-    ),
+    "stills and videos": Learned(stills_and_videos, 8, 1, ("four", "replicated", "shared"), needs=("av",)),
     "images among videos": Learned(mixed, 4, 1, ("replicated",), needs=("av",)),
     "clips": Learned(
         lambda folder, _: clip_configs(folder, write_clips(folder), valid_fraction=0.2), 8, 2,
@@ -268,9 +266,8 @@ def whole(request, tmp_path_factory, few_digits):
     param = json.loads((folder / "data.json").read_text())["dataset_param"]
     steps = f"--train-iters 6 --global-batch-size {learned.batch} --num-workers 1 "
     steps += "--lr 1e-3 --lr-decay-style cosine --lr-warmup-iters 1 "
-    steps += learned.flags.replace("BASE", f"{folder}/base") + "--eval-interval 3 --eval-iters 2 " * (
-        "valid_fraction" in param
-    )
+    steps += learned.flags.replace("BASE", f"{folder}/base")
+    steps += "--eval-interval 3 --eval-iters 2 " * ("valid_fraction" in param)
     undivided = f"{steps}--micro-batch-size {param.get('bucket_group', learned.batch)} "
     outcome = configs.run(undivided + f"--save {folder}/whole --save-interval 3")
     assert outcome.code == 0 and len(outcome.losses) == 6, outcome.output

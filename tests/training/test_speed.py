@@ -1,6 +1,9 @@
-"""What makes a step faster leaves the losses as they are; and what is logged about it."""
+"""What makes a step faster leaves the losses as they are; and what is done, and imported, before the first one."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.planning import train_flop
 from mindspeed_mm_dit.tools.visualize.plot import read_scalar
 from mindspeed_mm_dit.training.pytorch.parallel import recompute
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.ranks
 
@@ -24,8 +28,7 @@ IMAGES = 8
 
 @pytest.fixture(scope="module")
 def plain(tiny):
-    outcome = tiny.run(STEPS + "--micro-batch-size 16 --peak-tflops 0.5 --tensorboard-dir board")
-    assert outcome.code == 0, outcome.output
+    outcome = tiny.done(STEPS + "--micro-batch-size 16 --peak-tflops 0.5 --tensorboard-dir board")
     return outcome.losses
 
 
@@ -38,8 +41,7 @@ def test_compiled_blocks_learn_the_same(tiny, plain, ranks):
         "recompute_modules: ['predictor.blocks.{0}']\nuse_reentrant: false\n"
     )
     sharding = f"--use-torch-fsdp2 --fsdp2-config-path {path} " if ranks > 1 else ""
-    outcome = tiny.run(STEPS + sharding + f"--torch-compile --micro-batch-size {IMAGES}", ranks)
-    assert outcome.code == 0, outcome.output
+    outcome = tiny.done(STEPS + sharding + f"--torch-compile --micro-batch-size {IMAGES}", ranks)
     assert outcome.losses.keys() == plain.keys()
     for iteration, loss in plain.items():  # fused kernels round float32 differently
         assert outcome.losses[iteration] == pytest.approx(loss, rel=1e-5), iteration
@@ -99,3 +101,52 @@ def test_tensorboard_has_the_share_of_the_peak(tiny, plain):
     same_steps, shares = read_scalar(tiny.folder / "board", "train/mfu")
     assert steps.tolist() == same_steps.tolist() == list(plain)
     np.testing.assert_allclose(shares, rates * flop / 0.5e12, rtol=1e-5)
+
+
+FLAGS = "--train-iters {} --global-batch-size 64 --lr 1e-3 --save out --load out "
+
+
+def content(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_dry_run_says_what_would_be_trained_and_leaves_nothing(tiny):
+    before = content(tiny.folder)
+    outcome = tiny.done(FLAGS.format(200) + "--dry-run", ranks=2)
+    assert "dit, 50,768 parameters" in outcome.output and "each of 400 images 32" in outcome.output
+    assert outcome.output.count("dry run: every check passed") == 1
+    assert "ready in" not in outcome.output and content(tiny.folder) == before
+    assert tiny.run(FLAGS.format(2)).code == 0
+    before = content(tiny.folder)
+    outcome = tiny.done(FLAGS.format(5) + "--dry-run")
+    assert "from iteration 2 (128 samples) on" in outcome.output and content(tiny.folder) == before
+
+
+SHARDING = {"torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"}
+COMPILER = {"torch._dynamo", "sympy"}
+OTHERS = {"sklearn", "scipy", "transformers", "diffusers", "matplotlib", "pyarrow", "av", "tensorboard", "megatron"}
+
+LIST = """
+import runpy, sys
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("IMPORTED", *sys.modules)
+"""
+
+
+def imported(command: list[str], folder) -> set[str]:
+    """Run a script, its path and flags, to the end in ``folder`` and return the names of the modules it imported."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    code = f"import sys; sys.argv = {command!r}\n{LIST}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.partition("IMPORTED ")[2].split())
+
+
+def test_help_and_the_first_step_import_what_they_need(tiny):
+    found = imported([tiny.command("")[1], "--host", "standalone", "--help"], tiny.folder)
+    assert not found & ({"torch", "mindspore", "PIL"} | OTHERS)
+    flags = "--train-iters 1 --global-batch-size 4 --lr 1e-3 --log-interval 1"
+    found = imported(tiny.command(flags)[1:], tiny.folder)
+    assert "torch" in found and not found & (SHARDING | COMPILER | OTHERS)

@@ -31,17 +31,12 @@ def configs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return tmp_path_factory.mktemp("saved")
-
-
-@pytest.fixture(scope="module")
-def whole(configs, saved):
-    (saved / "prompts.txt").write_text("a one\n\na two\n")
-    flags = f"--save {saved}/checkpoints --sample-interval 4 --sample-prompts {saved}/prompts.txt"
-    outcome = configs.run(STEPS + flags)
-    assert outcome.code == 0 and len(outcome.losses) == 4, outcome.output
-    return outcome
+def saved(configs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    (folder / "prompts.txt").write_text("a one\n\na two\n")
+    flags = f"--save {folder}/checkpoints --sample-interval 4 --sample-prompts {folder}/prompts.txt"
+    assert len(configs.done(STEPS + flags).losses) == 4
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,7 @@ def sample(saved, output, *flags):
     return main([*words, *flags])
 
 
-def test_an_image_depends_on_its_prompt_seed_and_number_alone(whole, saved, tmp_path):
+def test_an_image_depends_on_its_prompt_seed_and_number_alone(saved, tmp_path):
     flags = {"a": (), "b": ("--batch-size", "1"), "c": ("--seed", "1"), "d": ("--negative-prompt", "seven left")}
     for name, own in flags.items():
         assert sample(saved, tmp_path / f"{name}.npz", "--cfg-scale", "3", *own) == 0
@@ -78,7 +73,7 @@ def rows_of(path):
     return (Image.open(path).height - 38) / (48 + 2)
 
 
-def test_a_run_draws_its_prompts_while_it_learns(whole, saved):
+def test_a_run_draws_its_prompts_while_it_learns(saved):
     assert rows_of(saved / "samples/iter_0000004.png") == 2
 
 
@@ -95,8 +90,7 @@ def test_a_model_of_words_alone_says_which_words_it_has_not_learned(tmp_path, ca
     model = json.loads((tmp_path / "model.json").read_text())
     model["text_encoder"] = {"model_id": "words", "width": WIDTH, "max_length": 8}
     (tmp_path / "model.json").write_text(json.dumps(model))
-    outcome = configs.run(STEPS + f"--save {tmp_path}/checkpoints")
-    assert outcome.code == 0, outcome.output
+    configs.done(STEPS + f"--save {tmp_path}/checkpoints")
     described = describe(ModelRequest(tmp_path / "checkpoints"))
     assert sorted(described.words) == ["a", "left", "moves", "one", "seven", "一"]
     assert sample(tmp_path, tmp_path / "a.png") == 0 and "note: no training caption" not in capsys.readouterr().err
@@ -115,8 +109,8 @@ def test_labels_and_captions_of_two_encoders_steer_together(tmp_path):
     clip = {"model_id": "clip", "from_pretrained": str(write_clip(tmp_path / "clip", True)), "max_length": 8}
     labelled = {"num_classes": 2, "pooled_dim": 12, "pooled_encoder": 1}
     configs.change("model.json", predictor=labelled, text_encoder=[bert, clip])
-    whole = configs.run(STEPS + f"--save {tmp_path}/out")
-    assert whole.code == 0 and len(whole.losses) == 4, whole.output
+    whole = configs.done(STEPS + f"--save {tmp_path}/out")
+    assert len(whole.losses) == 4
     words = ["sample", "--checkpoint", f"{tmp_path}/out", "--steps", "2", "--output", f"{tmp_path}/a.npz"]
     assert main([*words, "--prompt", "a seven", "--classes", "0,1", "--num-per-prompt", "1"]) == 0
     assert np.load(tmp_path / "a.npz")["arr_0"].shape == (2, 8, 8, 3)
@@ -125,8 +119,8 @@ def test_labels_and_captions_of_two_encoders_steer_together(tmp_path):
     assert from_cache.losses == pytest.approx(whole.losses, rel=TOLERANCE), from_cache.output
 
 
-def changed(configs, predictor=None, text_encoder=None, **param):
-    sections = {"predictor": predictor or {}, "text_encoder": text_encoder or {}}
+def changed(configs, predictor=(), text_encoder=(), **param):
+    sections = {"predictor": dict(predictor), "text_encoder": dict(text_encoder)}
     return configs.change("model.json", **sections).change("data.json", dataset_param=param)
 
 
@@ -183,7 +177,7 @@ def evaluate(saved, tmp_path, *flags):
 
 
 @pytest.mark.extended
-def test_prompts_stand_for_classes_in_an_evaluation(whole, saved, configs, tmp_path):
+def test_prompts_stand_for_classes_in_an_evaluation(saved, configs, tmp_path):
     if importlib.util.find_spec("torch_fidelity") is None:
         pytest.skip("pip install --no-deps torch-fidelity")
     weights = write_random_weights(tmp_path / "random.pth")
@@ -196,7 +190,7 @@ def test_prompts_stand_for_classes_in_an_evaluation(whole, saved, configs, tmp_p
     assert evaluate(saved, tmp_path, *flags) == 2  # the images there are of other prompts
 
 
-def test_an_evaluation_that_cannot_be_is_named_before_weights_are_read(whole, saved, tmp_path, capsys):
+def test_an_evaluation_that_cannot_be_is_named_before_weights_are_read(saved, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("a seven\n")
     for flags, message in (
         (("--reference", tmp_path), "--prompts: is missing"),

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import mindspore
 import numpy as np
@@ -199,6 +199,18 @@ def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
     if bf16:
         raise PlatformError("--bf16 is not supported for sampling on MindSpore. Leave the flag out.")
     return contextlib.nullcontext()
+
+
+def without_weights() -> NoReturn:
+    raise _no_low_bit_weights()
+
+
+def pack_weights(network: Any, formats: Mapping[str, str]) -> NoReturn:
+    raise _no_low_bit_weights()
+
+
+def _no_low_bit_weights() -> PlatformError:
+    return PlatformError("--base-dtype is not offered on MindSpore. Leave it out, or use --ai-framework pytorch.")
 
 
 def cast_products_to_bf16(module: mindspore.nn.Cell) -> mindspore.nn.Cell:

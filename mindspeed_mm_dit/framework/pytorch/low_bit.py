@@ -81,16 +81,14 @@ class PackedWeight(nn.Module):
             self.register_buffer(name, part.reshape(-1).view(torch.uint8), persistent=False)
 
     def shard_with(self, dtype: torch.dtype | None) -> None:
-        """Let FSDP2 shard and gather the bytes, beside parameters that it casts to ``dtype``."""
+        """Let FSDP2 shard and gather the bytes, unless they were taken, beside parameters cast to ``dtype``."""
         self.dtype = dtype or torch.float32
-        for name in self._parts:
-            part = self._buffers.pop(name)
-            assert part is not None
-            self.register_parameter(name, nn.Parameter(part, requires_grad=False))
+        for name in list(self._buffers):
+            self.register_parameter(name, nn.Parameter(self._buffers.pop(name), requires_grad=False))
 
     def take_parts(self) -> dict[str, Tensor]:
         """Remove the bytes of each part, and return them; :meth:`place_parts` says where they are from then on."""
-        return {name: part for name in self._parts if (part := self._buffers.pop(name)) is not None}
+        return {name: self._buffers.pop(name) for name in list(self._buffers)}
 
     def place_parts(self, parts: Mapping[str, Tensor]) -> None:
         """Let the bytes of each part be ``parts``, which are neither moved nor sharded with the module."""

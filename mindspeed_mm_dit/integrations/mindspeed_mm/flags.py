@@ -87,9 +87,13 @@ FLAGS: Mapping[str, Meaning] = {
     "lora_alpha": _same("training.lora.alpha"),
     "lora_dropout": _same("training.lora.dropout"),
     "freeze": Meaning(_WHOLE_NETWORK, Key("model.freeze")),
+    "offload_blocks": Meaning(
+        HubRefusal("trains the whole network in its Megatron engine"),
+        HubRefusal("offloads by its own settings"),
+    ),
     "base_dtype": Meaning(
         _WHOLE_NETWORK,
-        HubRefusal("keeps the base as its own quantize section says", "leave it out, or use --host standalone"),
+        HubRefusal("has settings of its own for a base in few bits"),
     ),
     # distribution
     "distributed_backend": Meaning(SAME, IGNORED),

@@ -19,8 +19,10 @@ from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import is_fsdp, is_sharded, split_by_kind
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
+from mindspeed_mm_dit.planning import offloaded_blocks
 from mindspeed_mm_dit.training import contract
 from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
+from mindspeed_mm_dit.training.pytorch.offload import BlockOffload
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
     check_paths,
@@ -51,6 +53,9 @@ class Engine(TrainedState, contract.Engine):
         runtime.load_arrays(model.predictor, weights or model.initial_weights(args.seed))  # the same on every rank
         if args.torch_compile:
             runtime.compile_blocks(model.blocks, len(args.mm.data.dataset_param.sizes) if args.mm else 1)
+        if args.offload_blocks:
+            modules, waiting = dict(model.predictor.named_modules()), model.declared.blocks
+            BlockOffload([modules[name] for name in offloaded_blocks(args.offload_blocks, waiting)])
         self.model = shard(model, fsdp2) if fsdp2 else replicate(model)
         super().__init__(unwrap(self.model).predictor, model.declared, args)
         self._autocast = precision.mode == "autocast"  # (with FSDP2, fsdp2.yaml decides the precision)

@@ -21,12 +21,6 @@ _ALIGNED = 256
 """Bytes at whose multiples parts begin."""
 
 
-def offloaded_numbers(count: int, total: int) -> list[int]:
-    """Return which of ``total`` blocks wait in the machine's memory if ``count`` do: evenly spread, so that the blocks
-    between two of them give time for a copy."""
-    return [number for number in range(total) if (number + 1) * count // total > number * count // total]
-
-
 class BlockOffload:
     """Copies the frozen weights of blocks to the device when they are needed.
 

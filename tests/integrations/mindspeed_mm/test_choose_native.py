@@ -6,9 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from mindspeed_mm_dit.errors import ConfigError, PlatformError
+from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.hosts import registry
+from mindspeed_mm_dit.integrations.mindspeed_mm.installed import newest
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron import run as megatron
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import attach as native
 from mindspeed_mm_dit.integrations.mindspeed_mm.native import contract
@@ -32,14 +35,11 @@ def engine(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("megatron_is_here", "engine_is_here", "asked", "taken"),
-    [
-        (False, True, "", "mindspeed-mm-native"), (True, True, "", "mindspeed-mm"),
-        (True, True, "true", "mindspeed-mm-native"), (True, False, "true", "mindspeed-mm"),
-        (False, False, "true", "standalone"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("megatron_is_here", "engine_is_here", "asked", "taken"), [
+    (False, True, "", "mindspeed-mm-native"), (True, True, "", "mindspeed-mm"),
+    (True, True, "true", "mindspeed-mm-native"), (True, False, "true", "mindspeed-mm"),
+    (False, False, "true", "standalone"),
+])  # fmt: skip
 def test_auto_takes_the_route_that_is_installed(engine, monkeypatch, megatron_is_here, engine_is_here, asked, taken):
     monkeypatch.setenv("NON_MEGATRON", asked)
     if megatron_is_here:
@@ -51,32 +51,27 @@ def test_auto_takes_the_route_that_is_installed(engine, monkeypatch, megatron_is
     assert registry._detect_host().name == taken
 
 
-def test_unknown_host_is_refused():
-    with pytest.raises(ConfigError, match=r"(?s)--host = mindspeedmm.*'mindspeed-mm'"):
-        registry.find_host(["--host", "mindspeedmm"])
+def test_unknown_host_and_engine_that_is_not_installed_are_refused():
+    refused = pytest.raises(ConfigError, registry.find_host, ["--host", "mindspeedmm"])
+    refused.match("(?s)--host = mindspeedmm.*'mindspeed-mm'")
+    pytest.raises(PlatformError, contract.check_engine).match("mindspeed_mm, mindspeed")
 
 
 def test_engine_refuses_other_versions_of_pytorch(engine, monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
-    with pytest.raises(PlatformError, match=r"2\.13\.0"):
-        contract.check_engine()
+    pytest.raises(PlatformError, contract.check_engine).match(r"2\.13\.0")
     monkeypatch.setattr(native, "torch_version", lambda: "2.13.0")
     assert registry._detect_host().name == "standalone"
     monkeypatch.setattr(torch, "__version__", "2.9.0+cpu")
     contract.check_engine()
 
 
-@pytest.mark.parametrize(
-    ("module", "source", "lacking"),
-    [
-        ("mindspeed_mm/fsdp/utils/register.py", "model_register = 1", "mindspeed_mm.fsdp.utils.register.data_register"),
-        ("mindspeed/fsdp/utils/str_match.py", "def module_name_match(name): ...", "module_name_match(pattern, string)"),
-        ("mindspeed_mm/config/config_manager.py", None, "mindspeed_mm.config.config_manager"),  # as in v26.0.0
-        ("mindspeed/fsdp", None, "mindspeed.fsdp"),
-    ],
-)
+@pytest.mark.parametrize(("module", "source", "lacking"), [
+    ("mindspeed_mm/fsdp/utils/register.py", "model_register = 1", "mindspeed_mm.fsdp.utils.register.data_register"),
+    ("mindspeed/fsdp/utils/str_match.py", "def module_name_match(name): ...", "module_name_match(pattern, string)"),
+    ("mindspeed_mm/config/config_manager.py", None, "mindspeed_mm.config.config_manager"),  # as in v26.0.0
+    ("mindspeed/fsdp", None, "mindspeed.fsdp"),
+])  # fmt: skip
 def test_name_that_the_engine_lacks_is_refused_before_import(engine, module, source, lacking):
     if source is not None:
         (engine / module).write_text(source)
@@ -84,17 +79,30 @@ def test_name_that_the_engine_lacks_is_refused_before_import(engine, module, sou
         shutil.rmtree(engine / module)
     else:
         (engine / module).unlink()
-    with pytest.raises(PlatformError, match=re.escape(lacking)):
-        contract.check_engine()
-
-
-def test_engine_that_is_not_installed_is_refused():
-    with pytest.raises(PlatformError, match="mindspeed_mm, mindspeed"):
-        contract.check_engine()
+    pytest.raises(PlatformError, contract.check_engine).match(re.escape(lacking))
 
 
 def test_plugin_of_a_yaml_attaches_when_it_is_imported():
-    code = "import mindspeed_mm_dit.hosts.native"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", "import mindspeed_mm_dit.hosts.native"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "training.plugin: mindspeed_mm_dit.hosts.native: mindspeed_mm, mindspeed cannot be found" in done.stderr
+    assert "mindspeed_mm_dit.hosts.native" in done.stderr and "mindspeed_mm, mindspeed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [("", "12"), ("\ufffd", "says"), ("13", "iter_0000013"), ("release", "release")]
+)
+def test_tracker_that_names_no_checkpoint_is_refused(tmp_path, said, expected):
+    for iteration in (4, 12):
+        (tmp_path / f"iter_{iteration:07d}").mkdir()
+    (tmp_path / TRACKER).write_text(said)
+    with pytest.raises(CheckpointError) as found:
+        newest("--load = here", str(tmp_path))
+    assert "--load = here" in str(found.value) and expected in str(found.value)
+
+
+def test_tracker_names_an_iteration_or_a_release(tmp_path):
+    for name, said in (("iter_0000004", "4\n"), ("release", "release")):
+        (tmp_path / name).mkdir()
+        (tmp_path / TRACKER).write_text(said)
+        assert newest("--load = here", str(tmp_path)) == tmp_path / name

@@ -2,15 +2,21 @@
 
 import copy
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from mindspeed_mm_dit.configs.autoencoder import AutoencoderKLConfig
 from mindspeed_mm_dit.configs.data import DataloaderParam, load_data_config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.source import Budget
 from mindspeed_mm_dit.errors import ConfigError
+from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.features import open_samples, video, write_features
 from mindspeed_mm_dit.models.data import check_sizes, with_budget
 from tests.conftest import ROOT
+from tests.training.launch import Configs
 
 WAN = {
     "dataset_param": {
@@ -74,19 +80,16 @@ def test_wan_examples_are_clips_of_a_budget(tmp_path):
     assert (81, 480, 832) in param.sizes and (1, 624, 624) in param.sizes
 
 
-def test_defaults_of_mindspeed_mm_are_kept(tmp_path):
+def test_defaults_of_mindspeed_mm_are_kept_and_keys_of_both_mixed(tmp_path):
     content = copy.deepcopy(WAN)
+    video = {"video_processor_type": "OpensoraplanVideoProcessor", "num_frames": 31}
+    content["dataset_param"]["preprocess_parameters"] = video
     content["dataset_param"]["basic_parameters"] = {"data_path": "a.json", "data_folder": "d"}
-    content["dataset_param"]["preprocess_parameters"] = {"video_processor_type": "OpensoraplanVideoProcessor"}
-    content["dataset_param"]["preprocess_parameters"] |= {"num_frames": 31}
     content["dataloader_param"] = {"dataloader_mode": "base"}
     data = read(tmp_path, content)
     param = data.dataset_param
     assert (param.num_frames, param.max_height, param.max_width, param.train_fps) == (29, 480, 640, 24)
     assert param.caption_dropout_prob == 0.1 and not data.dataloader_param.shuffle
-
-
-def test_keys_of_both_may_be_mixed(tmp_path):
     content = changed("dataset_param", "buckets", [[9, 64, 64]])
     content["dataset_param"] |= {"clip_start": "first", "bucket_group": 4, "valid_fraction": 0.1}
     param = read(tmp_path, content).dataset_param
@@ -98,37 +101,59 @@ def test_samplers_of_an_order_alone_are_one(tmp_path, sampler):
     assert read(tmp_path, changed("dataloader_param", "sampler_type", sampler)).dataloader_param.shuffle
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("dataloader_param.dataloader_mode", "variable"),
-        ("dataloader_param.dataloader_mode", "fast"),
-        ("dataloader_param.sampler_type", "BucketBatchSampler"),
-        ("dataloader_param.sampler_type", "AESampler"),
-        ("dataloader_param.drop_last", False),
-        ("dataloader_param.group_frame", True),
-        ("dataloader_param.data_sharding", True),
-        ("dataloader_param.collate_param", {}),
-        ("dataset_param.dataset_type", "feature"),
-        ("dataset_param.preprocess_parameters.speed_factor", 2.0),
-        ("dataset_param.preprocess_parameters.drop_short_ratio", 0.5),
-        ("dataset_param.preprocess_parameters.frame_interval", 2),
-        ("dataset_param.preprocess_parameters.force_resolution", True),
-        ("dataset_param.preprocess_parameters.max_hxw", None),
-        ("dataset_param.preprocess_parameters.min_num_frames", 82),
-        ("dataset_param.preprocess_parameters.video_processor_type", "VACEVideoProcessor"),
-        ("dataset_param.preprocess_parameters.vae_scale_factor", [0, 8, 8]),
-        ("dataset_param.preprocess_parameters.vae_scale_factor", []),
-        ("dataset_param.basic_parameters.data_path", "/none/data.txt"),
-        ("dataset_param.use_img_num", 4),
-    ],
-)
-def test_keys_that_cannot_be_kept_are_refused_by_name(tmp_path, key, value):
-    with pytest.raises(ConfigError, match=key.rpartition(".")[2]):
-        read(tmp_path, changed(*key.split(".", 1), value))
+PREPROCESS = "dataset_param.preprocess_parameters"
+
+
+@pytest.mark.parametrize(("section", "refused"), [
+    ("dataloader_param", {"dataloader_mode": ("variable", "fast"), "sampler_type": ("BucketBatchSampler", "AESampler"),
+                          "drop_last": (False,), "group_frame": (True,), "data_sharding": (True,),
+                          "collate_param": ({},)}),
+    ("dataset_param", {"dataset_type": ("feature",), "use_img_num": (4,)}),
+    ("dataset_param.basic_parameters", {"data_path": ("/none/data.txt",)}),
+    (PREPROCESS, {"speed_factor": (2.0,), "drop_short_ratio": (0.5,), "frame_interval": (2,), "max_hxw": (None,),
+                  "force_resolution": (True,), "min_num_frames": (82,), "vae_scale_factor": ([0, 8, 8], []),
+                  "video_processor_type": ("VACEVideoProcessor",)}),
+])  # fmt: skip
+def test_keys_that_cannot_be_kept_are_refused_by_name(tmp_path, section, refused):
+    for key, value in ((key, value) for key, values in refused.items() for value in values):
+        content = changed(*f"{section}.{key}".split(".", 1), value)
+        pytest.raises(ConfigError, read, tmp_path, content).match(key)
 
 
 @pytest.mark.parametrize("lines", ["a, a.json\nb, b.json\n", "a.json\n", ""])
 def test_list_of_other_than_one_annotation_is_refused(tmp_path, lines):
-    with pytest.raises(ConfigError, match="FOLDER,ANNOTATION"):
-        read(tmp_path, copy.deepcopy(WAN), lines)
+    pytest.raises(ConfigError, read, tmp_path, copy.deepcopy(WAN), lines).match("FOLDER,ANNOTATION")
+
+
+@pytest.fixture
+def configs(tmp_path, digits_folder):
+    return Configs.create(tmp_path, digits_folder)
+
+
+def write(configs, count):
+    features = configs.folder / "features"
+    write_features(str(configs.folder / "model.json"), str(configs.folder / "data.json"), count, str(features), 7)
+    return features
+
+
+def test_files_hold_the_samples_of_the_run(configs):
+    features = write(configs, 66)
+    model, data = load_model_config(configs.folder / "model.json"), load_data_config(configs.folder / "data.json")
+    batch = open_samples(model, data, 7).batch(np.array([65]))
+    found = torch.load(features / "65.pt", weights_only=True)
+    assert sorted(found) == ["drawn_noise", "drawn_timesteps", "prompt_ids", "prompt_mask", "video"]
+    assert found["video"].dtype == torch.uint8 and found["prompt_ids"].dtype == torch.int64
+    for name, key in (("video", "pixels"), ("prompt_ids", "labels"), ("drawn_noise", "noise")):
+        np.testing.assert_array_equal(found[name].numpy(), batch[key][0])
+    written, theirs = (json.loads((features / f"{name}.json").read_text()) for name in ("data", "model"))
+    index = json.loads(Path(written["dataset_param"]["basic_parameters"]["data_path"]).read_text())
+    assert [entry["file"] for entry in index] == [f"{number}.pt" for number in range(66)]
+    assert theirs["load_text_features"] is True and theirs["load_video_features"] is False
+    pytest.raises(ConfigError, write, configs, 0).match("--samples")
+
+
+def test_latents_of_a_cache_are_drawn_and_scaled():
+    mean, std, noise = (np.full((1, 4, 2, 2), value, np.float32) for value in (1.0, 2.0, 3.0))
+    ae = AutoencoderKLConfig(from_pretrained="vae", scaling_factor=0.5)
+    assert (video({"latent_mean": mean, "latent_std": std, "posterior_noise": noise}, 0, ae) == 3.5).all()
+    assert (video({"latent_mean": mean}, 0, ae) == 0.5).all()

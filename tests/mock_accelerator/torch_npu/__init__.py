@@ -4,8 +4,6 @@ PyTorch imports this by itself (entry point torch.backends) where the folder abo
 Variables: DEVICE_APART_COUNT, number of devices (4); DEVICE_APART_REPORT, a file that a process writes its counts to.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -46,9 +44,8 @@ class _Device:
 def counts() -> dict[str, Any]:
     """Return operators by name, waits of the host and where, bytes copied, and bytes in use, since the last reset."""
     found = DEVICE.counts()
-    return {name: getattr(found, name) for name in dir(found) if not name.startswith("_")} | {
-        "waited_at": [*_waited_at]
-    }
+    names = [name for name in dir(found) if not name.startswith("_")]
+    return {**{name: getattr(found, name) for name in names}, "waited_at": [*_waited_at]}
 
 
 _waited_at: list[str] = []
@@ -72,21 +69,15 @@ atexit.register(DEVICE.tell_waits, None)  # while there is a Python to forget it
 npu = ModuleType("torch.npu")
 vars(npu).update(
     __file__=__file__,  # MindSpeed-MM puts the module into messages, and so asks for it
-    counts=counts,
-    reset=reset,
+    counts=counts, reset=reset, device=_Device, set_stream=torch.accelerator.set_stream,
     is_available=lambda: os.environ.get("DEVICE_APART_COUNT") != "0",
-    is_initialized=lambda: True,
-    _is_in_bad_fork=lambda: False,
-    _lazy_init=lambda: None,
-    device_count=DEVICE.device_count,
-    current_device=DEVICE.current_device,
+    is_initialized=lambda: True, _is_in_bad_fork=lambda: False, _lazy_init=lambda: None,
+    device_count=DEVICE.device_count, current_device=DEVICE.current_device,
     set_device=lambda device: DEVICE.exchange_device(_index(device)),
-    device=_Device,
     Stream=lambda device=None, priority=0: torch.Stream(torch.device("npu", _index(device))),
     Event=lambda **_: torch.Event("npu"),
     stream=lambda stream: stream,  # a stream is a context itself
     current_stream=lambda device=None: torch.accelerator.current_stream(_index(device)),
-    set_stream=torch.accelerator.set_stream,
     synchronize=lambda device=None: torch.accelerator.synchronize(_index(device)),
     manual_seed=lambda seed: DEVICE.default_generator(-1).manual_seed(seed),
     manual_seed_all=lambda seed: [DEVICE.default_generator(n).manual_seed(seed) for n in range(DEVICE.device_count())],
@@ -94,18 +85,14 @@ vars(npu).update(
     set_rng_state=lambda state, device=None: DEVICE.default_generator(_index(device)).set_state(state),
     get_device_name=lambda device=None: "a CPU with memory apart",
     get_device_properties=lambda device=None: SimpleNamespace(name="a CPU with memory apart", total_memory=16 << 30),
-    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
-    is_bf16_supported=lambda: True,
-    empty_cache=lambda: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16], is_bf16_supported=lambda: True,
+    empty_cache=lambda: None, _lazy_call=lambda call, **_: call(), config=SimpleNamespace(), aclnn=SimpleNamespace(),
     memory_allocated=lambda device=None: DEVICE.counts().device_bytes,
-    max_memory_allocated=lambda device=None: DEVICE.counts().most_device_bytes,
     memory_reserved=lambda device=None: DEVICE.counts().device_bytes,
+    max_memory_allocated=lambda device=None: DEVICE.counts().most_device_bytes,
     max_memory_reserved=lambda device=None: DEVICE.counts().most_device_bytes,
     default_generators=[DEVICE.default_generator(number) for number in range(DEVICE.device_count())],
-    _lazy_call=lambda call, **_: call(),
-    config=SimpleNamespace(),
-    aclnn=SimpleNamespace(),
-)
+)  # fmt: skip
 sys.modules["torch_npu.npu"] = npu
 torch._register_device_module("npu", npu)
 torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)

@@ -1,7 +1,5 @@
 """Compile the device once an environment, and keep it by the digest of its source."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.util

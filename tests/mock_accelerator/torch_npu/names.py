@@ -1,7 +1,5 @@
 """Names of torch_npu and its kin that MindSpeed-MM imports, and uses on an NPU only; what would compute raises."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys

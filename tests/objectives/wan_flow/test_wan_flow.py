@@ -11,6 +11,7 @@ from mindspeed_mm_dit.configs.strict import from_mapping
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.objectives.registry import objective_of, sampler_options
 from mindspeed_mm_dit.objectives.wan_flow.objective import (
+    WAN_FLOW,
     batch,
     draws,
     draws_at,
@@ -25,16 +26,13 @@ SHAPE = (4, 3, 2, 2)
 START = np.random.default_rng(0).standard_normal((3, *SHAPE)).astype(np.float32)
 
 
-def test_the_table_runs_from_noise_to_data_and_its_weights_have_mean_1():
+def test_table_runs_from_noise_to_data_or_to_sigma_min():
     sigmas, weights = training_table(TUTORIAL)
     assert len(sigmas) == len(weights) == 1000
     assert sigmas[0] == 1 and weights[0] == 0 and weights.mean() == pytest.approx(1, abs=1e-12)
     assert sigmas[500] == pytest.approx(5 / 6)  # 5 / 2 / (1 + 4 / 2)
     assert sigmas[-1] == pytest.approx(0.005 / 1.004) and (np.diff(sigmas) < 0).all()
     assert abs(sigmas[weights.argmax()] - 0.5) < 2e-3
-
-
-def test_without_one_row_more_the_table_ends_at_sigma_min():
     config = dataclasses.replace(TUTORIAL, shift=1.0, sigma_min=0.25, sigma_max=0.75, extra_one_step=False)
     assert euler_sigmas(config, 3).tolist() == [0.75, 0.5, 0.25, 0]
     assert euler_sigmas(dataclasses.replace(config, extra_one_step=True), 2).tolist() == [0.75, 0.5, 0]
@@ -187,26 +185,42 @@ def test_the_network_is_told_the_times_it_was_trained_at(framework):
         np.testing.assert_allclose(sigma, np.full(3, wanted))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"num_train_timesteps": 2}, "num_train_timesteps = 2"),
-        ({"shift": 0.0}, "diffusion.shift = 0.0"),
-        ({"sigma_min": 1.0}, "sigma_min = 1.0, sigma_max = 1.0"),
-        ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "leave none of 1000 timesteps"),
-        ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 1.5}, "0 <= min < max <= 1"),
-        ({"timestep_window": [0.5, 0.5]}, "timestep_window"),
-        ({"max_timestep_boundary": 1e308}, "leave none of 1000 timesteps"),
-        ({"timestep_window": [0.5]}, "must be a list of 2"),
-        ({"timestep_window": [0.99999, 0.999999]}, "leaves none of 1000 timesteps"),
-        ({"timestep_window": [0.0, 0.5], "max_timestep_boundary": 0.3}, "leaves none of 1000 timesteps"),
-        ({"timestep_per": "batch"}, "expected 'sample' or 'micro_batch'"),
-        ({"inverse_timesteps": True}, "unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"num_train_timesteps": 2}, "num_train_timesteps = 2"),
+    ({"shift": 0.0}, "diffusion.shift = 0.0"),
+    ({"sigma_min": 1.0}, "sigma_min = 1.0, sigma_max = 1.0"),
+    ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "leave none of 1000 timesteps"),
+    ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 1.5}, "0 <= min < max <= 1"),
+    ({"timestep_window": [0.5, 0.5]}, "timestep_window"),
+    ({"max_timestep_boundary": 1e308}, "leave none of 1000 timesteps"),
+    ({"timestep_window": [0.5]}, "must be a list of 2"),
+    ({"timestep_window": [0.99999, 0.999999]}, "leaves none of 1000 timesteps"),
+    ({"timestep_window": [0.0, 0.5], "max_timestep_boundary": 0.3}, "leaves none of 1000 timesteps"),
+    ({"timestep_per": "batch"}, "expected 'sample' or 'micro_batch'"),
+    ({"inverse_timesteps": True}, "unknown key"),
+])  # fmt: skip
 def test_settings_that_make_no_table_are_refused(wrong, words):
     TUTORIAL.check_output(16, 16)
     with pytest.raises(ConfigError, match="predictor: 32 channels of output"):
         TUTORIAL.check_output(16, 32)
     with pytest.raises(ConfigError, match=words):
         from_mapping(WanFlowConfig, wrong, "model.json: diffusion")
+
+
+def test_samplers_walk_the_chains_of_their_names(framework):
+    from mindspeed_mm_dit.objectives.wan_flow import process as wan_flow
+
+    built, ops, ends = WAN_FLOW.build(WanFlowConfig()), framework.ops, []
+
+    def model_fn(x, t, sigmas):
+        return x * x
+
+    for name, trajectory in (("euler", wan_flow.euler_trajectory), ("unipc", wan_flow.unipc_trajectory)):
+        sampler = WAN_FLOW.samplers[name]
+        wanted = [ops.numpy(x) for x in trajectory(built, model_fn, ops.tensor(START), 5)]
+        walked = sampler.trajectory(built, model_fn, ops.tensor(START), None, 5, sampler.options())
+        found = [ops.numpy(x) for x in walked]
+        assert len(found) == 5
+        np.testing.assert_array_equal(found, wanted)
+        ends.append(found[-1])
+    assert np.abs(ends[0] - ends[1]).max() > 1e-3

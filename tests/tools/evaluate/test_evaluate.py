@@ -20,6 +20,7 @@ from mindspeed_mm_dit.sampling.load import describe, load_model
 from mindspeed_mm_dit.sampling.request import ModelRequest, SampleRequest
 from tests.conftest import ROOT
 from tests.inception_fixtures import write_random_weights
+from tests.tools.tables import refusals
 from tests.training.launch import mm_dit, run
 
 COUNT = 600
@@ -106,10 +107,7 @@ import os, signal, sys
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.tools.evaluate.drawing import Shards
 write = Shards.write
-def killed(self, *given):
-    write(self, *given)
-    os.kill(os.getpid(), signal.SIGKILL)
-Shards.write = killed
+Shards.write = lambda self, *given: (write(self, *given), os.kill(os.getpid(), signal.SIGKILL))
 main(sys.argv[1:])
 """
 """kill -9 behind the first of three files."""
@@ -128,16 +126,13 @@ def test_killed_evaluation_goes_on_to_the_same_bytes(alone, untrained, tmp_path)
     assert digest(folder) == digest(alone)
 
 
-def test_batch_size_changes_no_more_than_rounding(alone, untrained, tmp_path):
+def test_batch_size_and_the_same_command_again_change_nothing(alone, untrained, tmp_path, capsys):
     assert evaluate(*untrained, *CHAIN, "--num", COUNT, "--batch-size", 17, "--output", tmp_path) == 0
     a, b = (np.load(folder / "samples.npz")["arr_0"].astype(int) for folder in (alone, tmp_path))
-    assert abs(a - b).max() <= 1
-
-
-def test_same_command_again_draws_nothing(alone, untrained, capsys):
+    assert abs(a - b).max() <= 1  # rounding
     before = digest(alone)
     assert evaluate(*untrained, *CHAIN, "--num", COUNT, "--output", alone) == 0
-    assert "0 of 600 images generated now" in capsys.readouterr().out and digest(alone) == before
+    assert " 0 of 600 images" in capsys.readouterr().out and digest(alone) == before
 
 
 def test_images_of_any_size_are_drawn_and_scored(untrained, tmp_path, capsys):
@@ -145,11 +140,10 @@ def test_images_of_any_size_are_drawn_and_scored(untrained, tmp_path, capsys):
         Image.new("L", (20, 9 + number), 8 * number).save(tmp_path / f"{number}.png")
     flags = ("--sampler", "ddim", "--steps", "2", "--reference", tmp_path, "--num", 20, "--output", tmp_path / "r")
     assert evaluate(*untrained, *flags, "--size", "8x16") == 0
-    assert "30 image(s) were scaled or cut to 8 x 16" in capsys.readouterr().out
+    assert "30 image(s)" in capsys.readouterr().out
     with np.load(tmp_path / "r" / "samples.npz") as file:
         assert file["arr_0"].shape == (20, 8, 16, 1)
-    assert evaluate(*untrained, *flags, "--size", "16x8") == 2
-    assert "--size is another" in capsys.readouterr().err
+    assert evaluate(*untrained, *flags, "--size", "16x8") == 2 and "--size" in capsys.readouterr().err
 
 
 def test_fewer_images_than_asked_for_are_never_scored(untrained, tmp_path, capsys):
@@ -159,8 +153,7 @@ def test_fewer_images_than_asked_for_are_never_scored(untrained, tmp_path, capsy
         images, labels = file["arr_0"][:-1], file["arr_1"][:-1]
     np.savez(tmp_path / "samples.npz", images, labels)
     (tmp_path / "report.json").unlink()
-    assert evaluate(*flags) == 2
-    assert "holds 29 images, and 30 were requested" in capsys.readouterr().err
+    assert evaluate(*flags) == 2 and " 29 images" in capsys.readouterr().err
     assert not (tmp_path / "report.json").exists()
 
 
@@ -171,36 +164,33 @@ def test_npz_is_scored_without_a_model(alone, tmp_path, capsys):
     assert json.loads((tmp_path / "report.json").read_text())["images"]["sha256"] == digest(alone)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("", "nothing to score"),
-        ("--samples a.npz --statistics b", "--statistics"),
-        ("--samples a.npz", "--reference"),
-        ("--samples a.npz --reference digits", "no such file"),
-        ("--statistics pictures", "weights-inception-2015-12-05-6726825d.pth"),
-        ("--statistics pictures --inception w.pth", ".npz"),
-        ("--checkpoint c --reference digits --num 0", "--num = 0"),
-        ("--checkpoint c --reference digits --inception w.pth", "--inception = w.pth"),
-        ("--samples a.npz --reference digits --size 8x8", "--size = 8x8"),
-        ("--samples a.npz --inception w.pth --ai-framework mindspore", "PyTorch"),
-        ("UNTRAINED --num 19", "--num = 19"),
-        ("UNTRAINED --steps 0", "--steps = 0"),
-        ("UNTRAINED --sampler euler", "flow_matching"),
-        ("UNTRAINED --num 1000001", "--num = 1000001"),
-        ("--samples colour.npz --reference digits", "grey"),
-        ("--samples unlabelled.npz --reference digits", "no labels"),
-        ("--samples others.npz --reference digits", "labels up to 19"),
-    ],
-)
-def test_evaluations_that_cannot_be_made_are_refused(untrained, tmp_path, monkeypatch, flags, words, capsys):
+@refusals("""
+--num 9 | --samples
+--samples a.npz --statistics b | --statistics
+--samples a.npz | --reference
+--samples a.npz --reference digits | a.npz
+--statistics pictures | weights-inception-2015-12-05-6726825d.pth
+--statistics pictures --inception w.pth | .npz
+--checkpoint c --reference digits --num 0
+--checkpoint c --reference digits --inception w.pth
+--samples a.npz --reference digits --size 8x8
+--samples a.npz --inception w.pth --ai-framework mindspore | PyTorch
+UNTRAINED --num 19
+UNTRAINED --steps 0
+UNTRAINED --sampler euler | flow_matching
+UNTRAINED --num 1000001
+--samples colour.npz --reference digits | grey
+--samples unlabelled.npz --reference digits | no labels
+--samples others.npz --reference digits | labels up to 19
+""")
+def test_evaluations_that_cannot_be_made_are_refused(untrained, tmp_path, monkeypatch, flags, named, capsys):
     monkeypatch.chdir(tmp_path)
     np.savez("colour.npz", np.zeros((20, 8, 8, 3), np.uint8), np.zeros(20, int))
     np.savez("unlabelled.npz", np.zeros((20, 8, 8, 1), np.uint8))
     np.savez("others.npz", np.zeros((20, 8, 8, 1), np.uint8), np.arange(20))
     given = [each for word in flags.split() for each in ((*untrained, *CHAIN) if word == "UNTRAINED" else (word,))]
     assert evaluate(*given, "--output", tmp_path / "report") == 2
-    assert words in capsys.readouterr().err and not (tmp_path / "report").exists()
+    assert named in capsys.readouterr().err and not (tmp_path / "report").exists()
 
 
 @pytest.fixture(scope="module")
@@ -211,22 +201,17 @@ def weights(tmp_path_factory):
     return write_random_weights(tmp_path_factory.mktemp("inception") / "random.pth")
 
 
-@pytest.fixture
-def folder_of_pictures(tmp_path):
-    (tmp_path / "pictures").mkdir()
-    for number, image in enumerate(np.random.default_rng(0).integers(0, 256, (6, 16, 16, 3), np.uint8)):
-        Image.fromarray(image).save(tmp_path / "pictures" / f"{number}.png")
-    return tmp_path / "pictures"
-
-
 @pytest.mark.extended
-def test_statistics_of_a_folder_score_like_the_folder(weights, folder_of_pictures, tmp_path, capsys):
-    samples = np.random.default_rng(1).integers(0, 256, (8, 16, 16, 3), np.uint8)
+def test_statistics_of_a_folder_score_like_the_folder(weights, tmp_path, capsys):
+    pictures, samples = (np.random.default_rng(n).integers(0, 256, (6 + 2 * n, 16, 16, 3), np.uint8) for n in (0, 1))
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number, image in enumerate(pictures):
+        Image.fromarray(image).save(folder / f"{number}.png")
     np.savez(tmp_path / "samples.npz", samples)
-    common = ("--inception", weights, "--batch-size", 8)
-    assert evaluate("--statistics", folder_of_pictures, *common, "--output", tmp_path / "reference.npz") == 0
-    found = []
-    for name, reference in (("a", folder_of_pictures), ("b", tmp_path / "reference.npz")):
+    common, found = ("--inception", weights, "--batch-size", 8), []
+    assert evaluate("--statistics", folder, *common, "--output", tmp_path / "reference.npz") == 0
+    for name, reference in (("a", folder), ("b", tmp_path / "reference.npz")):
         flags = ("--samples", tmp_path / "samples.npz", "--reference", reference, "--output", tmp_path / name)
         assert evaluate(*flags, *common) == 0
         found.append(json.loads((tmp_path / name / "report.json").read_text())["judgement"])

@@ -12,6 +12,7 @@ from mindspeed_mm_dit.data import order as data_order
 from mindspeed_mm_dit.data.order import SampleOrder, Stream
 from tests.captions_fixtures import captioned_configs
 from tests.conftest import ROOT
+from tests.tools.tables import refusals
 
 
 @pytest.fixture
@@ -52,9 +53,8 @@ def test_classes_sizes_and_doubtful_files_are_counted(pets, capsys):
     rows = [line.split() for line in said.out.splitlines()[1:4]]
     assert [row[:2] for row in rows[:2]] == [["0", "cat"], ["1", "dog"]] and rows[2] == ["all", "13", "1"]
     assert sum(int(row[2]) + int(row[3]) for row in rows[:2]) == 14
-    assert (
-        "8 to 32 pixels, middle 32; image_size 16 enlarges 1 of 14" in said.out and "13 in colour, 1 grey" in said.out
-    )
+    counted = ("8 to 32 pixels, middle 32", "image_size 16 enlarges 1 of 14", "13 in colour, 1 grey")
+    assert all(words in said.out for words in counted)
     assert "1 .cr2" in said.err and "with another label" in said.err and "num_classes = 3" in said.err
 
 
@@ -84,36 +84,29 @@ def test_damaged_image_is_code_1_unless_it_is_skipped(pets, capsys):
     assert "pets/cat/03.png cannot be decoded" in capsys.readouterr().err
     write_data(pets, skip_bad_images=True)
     assert main(["data", "."]) == 0
-
-
-def test_damaged_image_of_a_mix_names_its_source(pets, capsys):
-    (pets / "pets/cat/03.png").write_bytes(b"no image")
     for careful, code in ((True, 0), (False, 1)):
         own = {"data_folder": "pets", "image_size": 16, "bucket_group": 1}
         sources = [{**own, "skip_bad_images": True}, {**own, "skip_bad_images": careful}]
         (pets / "data.json").write_text(json.dumps({"dataset_param": {"sources": sources, "weights": [1, 1]}}))
         assert main(["data", "."]) == code
-        assert ("or set dataset_param.sources[1].skip_bad_images to true" in capsys.readouterr().out) == bool(code)
+        assert ("dataset_param.sources[1].skip_bad_images" in capsys.readouterr().out) == bool(code)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("none.json", "CONFIG = none.json"),
-        (". --output sheet.npz", "--output = sheet.npz"),
-        (". --seed -1", "--seed = -1"),
-        (". --seed 99999999999999999999", "--seed = 99999999999999999999"),
-        (f". --model {ROOT}/examples/dit/moving_digits/model.json", "learns videos"),
-        (". --model none.json", "--model = none.json"),
-        ("labels", "cat/00.png: label 999999999"),
-        ("sizes", "dataset_param.image_size = 32"),
-    ],
-)
-def test_command_and_data_that_cannot_be_read_are_refused(pets, capsys, flags, message):
+@refusals(f"""
+none.json | CONFIG = none.json
+. --output sheet.npz
+. --seed -1
+. --seed 99999999999999999999
+. --model {ROOT}/examples/dit/moving_digits/model.json | videos
+. --model none.json
+labels | 999999999
+sizes | dataset_param.image_size = 32
+""")
+def test_command_and_data_that_cannot_be_read_are_refused(pets, capsys, flags, named):
     (pets / "pets/labels.csv").write_text("image_path,label\ncat/00.png,999999999\n")
     for name, param in (("labels", {"index": "labels.csv"}), ("sizes", {"image_size": 32})):
         (pets / name).mkdir()
         write_data(pets / name, **param)
     (pets / "sizes/model.json").write_bytes((pets / "model.json").read_bytes())
     assert main(["data", *flags.split()]) == 2
-    assert message in capsys.readouterr().err
+    assert named in capsys.readouterr().err

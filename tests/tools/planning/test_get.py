@@ -14,6 +14,7 @@ import pytest
 
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.tools.planning.get import PUBLISHED, PublishedWeights
+from tests.tools.tables import table
 
 REPO, COMMIT = "people/net", "c" * 40
 FILES = {
@@ -38,12 +39,9 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self):
-        self.answer(head=True)
+        self.do_GET(head=True)
 
-    def do_GET(self):
-        self.answer(head=False)
-
-    def answer(self, head):
+    def do_GET(self, head=False):
         path = re.sub(rf"^/(api/models/)?{REPO}(/resolve/{COMMIT})?/?", "", self.path.partition("?")[0])
         ill = self.ills.get(path, [])
         if not self.path.startswith((f"/{REPO}/", f"/api/models/{REPO}", "/plain-")) or 404 in ill:
@@ -57,15 +55,10 @@ class Hub(BaseHTTPRequestHandler):
         if "loop" in ill:
             return self.send(302, b"", {"Location": self.path}, head)
         content = FILES.get(path, b"all alone")
-        headers = {
-            "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
-            "X-Repo-Commit": COMMIT,
-            "Accept-Ranges": "bytes",
-        }
-        if "endless" in ill:
-            content += bytes(10**7)
-        if "damaged" in ill:
-            content = content[:-1] + b"!"
+        etag = f'"{hashlib.sha256(content).hexdigest()}"'
+        headers = {"ETag": etag, "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        content = content + bytes(10**7) if "endless" in ill else content
+        content = content[:-1] + b"!" if "damaged" in ill else content
         start = int(re.search(r"\d+", self.headers.get("Range", "0"))[0])
         if not head and self.headers.get("Range"):
             self.ranges.append(self.headers["Range"])
@@ -76,12 +69,12 @@ class Hub(BaseHTTPRequestHandler):
         self.send(206 if start else 200, content[start:], headers, head, breaks)
 
     def listing(self):
-        def stated(name, content):
+        siblings = []
+        for name, body in FILES.items():
+            stated = {"blobId": hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()}
             if name.endswith((".safetensors", ".bin")):
-                return {"lfs": {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 1}}
-            return {"blobId": hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()}
-
-        siblings = [{"rfilename": name, "size": len(body), **stated(name, body)} for name, body in FILES.items()]
+                stated = {"lfs": {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 1}}
+            siblings.append({"rfilename": name, "size": len(body), **stated})
         return {"id": REPO, "sha": COMMIT, "siblings": siblings, "cardData": {"license": "cc-by-nc-4.0"}}
 
     def send(self, status, content, headers, head, breaks=False):
@@ -106,13 +99,11 @@ def hub(tmp_path, monkeypatch):
     address = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("HF_ENDPOINT", address)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    digest = hashlib.sha256(b"all alone").hexdigest()[:8]
-    for name, record in {
-        "net": PublishedWeights("a net", {"huggingface": REPO}),
-        "alone": PublishedWeights("a file", {"address": f"{address}/plain-{digest}.pth"}),
-        "both": PublishedWeights("both", {"huggingface": REPO}, ("config.json",), ("alone",)),
-    }.items():
-        monkeypatch.setitem(PUBLISHED, name, record)
+    alone = {"address": f"{address}/plain-{hashlib.sha256(b'all alone').hexdigest()[:8]}.pth"}
+    monkeypatch.setitem(PUBLISHED, "net", PublishedWeights("a net", {"huggingface": REPO}))
+    monkeypatch.setitem(PUBLISHED, "alone", PublishedWeights("a file", alone))
+    both = PublishedWeights("both", {"huggingface": REPO}, ("config.json",), ("alone",))
+    monkeypatch.setitem(PUBLISHED, "both", both)
     yield Hub
     server.shutdown()
     server.server_close()
@@ -120,9 +111,8 @@ def hub(tmp_path, monkeypatch):
 
 
 def there(folder):
-    return sorted(
-        str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.suffix != ".part"
-    )
+    files = [file for file in folder.rglob("*") if file.is_file() and file.suffix != ".part"]
+    return sorted(str(file.relative_to(folder)) for file in files)
 
 
 def test_files_licence_and_digests_are_printed_and_checked(hub, tmp_path, capsys):
@@ -132,6 +122,11 @@ def test_files_licence_and_digests_are_printed_and_checked(hub, tmp_path, capsys
     assert "cc-by-nc-4.0" in said and f"2.0 MB  vae/weights.safetensors  sha256:{digest}" in said
     assert there(tmp_path / "weights/net") == FETCHED
     assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
+    (tmp_path / "weights/net/old/weights.bin").unlink()
+    (tmp_path / "weights/net/config.json").write_bytes(FILES["config.json"][:-1] + b"!")
+    hub.ills = {"vae/weights.safetensors": [404]}  # missing and damaged files alone are fetched again
+    assert main(["get", "net"]) == 0
+    assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
 
 
 def test_download_that_broke_off_goes_on(hub, tmp_path):
@@ -140,46 +135,34 @@ def test_download_that_broke_off_goes_on(hub, tmp_path):
     sizes = [int(re.search(r"\d+", one)[0]) for one in hub.ranges]
     assert 0 < sizes[0] < sizes[1] < len(FILES["vae/weights.safetensors"])
     assert (tmp_path / "weights/net/vae/weights.safetensors").read_bytes() == FILES["vae/weights.safetensors"]
-
-
-def test_missing_and_damaged_files_alone_are_fetched_again(hub, tmp_path, capsys):
-    assert main(["get", "net"]) == 0
-    (tmp_path / "weights/net/old/weights.bin").unlink()
-    (tmp_path / "weights/net/config.json").write_bytes(FILES["config.json"][:-1] + b"!")
-    hub.ills = {"vae/weights.safetensors": [404]}
-    assert main(["get", "net"]) == 0
-    assert all((tmp_path / "weights/net" / name).read_bytes() == FILES[name] for name in FETCHED)
-
-
-def test_files_of_other_names_come_along_by_their_digest(hub, tmp_path):
-    assert main(["get", "both", "--output", "elsewhere"]) == 0
+    assert main(["get", "both", "--output", "elsewhere"]) == 0  # a file of another name comes along by its digest
     [alone] = (tmp_path / "elsewhere").glob("plain-*.pth")
     assert there(tmp_path / "elsewhere") == ["net/config.json", alone.name] and alone.read_bytes() == b"all alone"
 
 
-@pytest.mark.parametrize(
-    ("ills", "flags", "message", "left"),
-    [
-        ({"vae/weights.safetensors": ["damaged"]}, "net", "sha256 ", 1),
-        ({"config.json": ["damaged"]}, "net", "config.json", 0),
-        ({"vae/weights.safetensors": ["breaks"] * 99}, "net", "broke off 5 times", 1),
-        ({"vae/weights.safetensors": [429]}, "net", "17 seconds", 1),
-        ({"": [429]}, "net", "17 seconds", 0),
-        ({"": [404]}, "net", "is not there", 0),
-        ({}, "nobody/net", "nobody/net", 0),
-        ({}, "nte", "'net'", 0),
-        ({}, "net --output /dev/null", "--output = /dev/null/net", 0),
-        ({"vae/weights.safetensors": ["endless"]}, "net", "2,048,000 bytes", 1),
-        ({"vae/weights.safetensors": ["loop"]}, "net", "PlatformError: mm-dit get net", 1),
-        ({}, "SiT-XL/2 --hub modelscope", "--hub = modelscope", 0),
-    ],
+@table(
+    "path ill flags named",
+    """
+vae/weights.safetensors | damaged | net                       | sha256
+config.json             | damaged | net                       | config.json
+vae/weights.safetensors | breaks  | net                       | 5 times
+vae/weights.safetensors | 429     | net                       | 17 seconds
+                        | 429     | net                       | 17 seconds
+                        | 404     | net                       | net
+nowhere                 | 404     | nobody/net                | nobody/net
+nowhere                 | 404     | nte                       | 'net'
+nowhere                 | 404     | net --output /dev/null    | --output = /dev/null/net
+vae/weights.safetensors | endless | net                       | 2,048,000 bytes
+vae/weights.safetensors | loop    | net                       | PlatformError: mm-dit get net
+nowhere                 | 404     | SiT-XL/2 --hub modelscope | --hub = modelscope
+""",
 )
-def test_answers_of_a_hub_that_are_wrong_leave_nothing(hub, tmp_path, monkeypatch, capsys, ills, flags, message, left):
-    hub.ills = ills
+def test_wrong_answers_of_a_hub_leave_nothing(hub, tmp_path, monkeypatch, capsys, path, ill, flags, named):
+    hub.ills = {path: [int(ill) if ill.isdigit() else ill] * 99}
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # (the hub's package waits between attempts)
     assert main(["get", *flags.split()]) == 2
-    assert message in capsys.readouterr().err and len(there(tmp_path)) == left
-    assert not [*tmp_path.rglob("*.part")] or "breaks" in str(ills)
+    assert named in capsys.readouterr().err and len(there(tmp_path)) == path.startswith("vae")
+    assert not [*tmp_path.rglob("*.part")] or ill == "breaks"
 
 
 def test_next_command_resumes_a_file_that_broke_off(hub, monkeypatch):
@@ -206,17 +189,14 @@ def with_file(**stated):
     return lambda listing: listing["siblings"][1].update(stated) or listing
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        *(with_file(size=size) for size in ("2048000", -1, True, None, 10**400)),
-        *(with_file(rfilename=path) for path in ("../x", "/x", "a//x", "", 5, "a\0x", "a\x1b[2J", "a\nb", "\ud800")),
-        *(with_file(lfs=lfs) for lfs in (5, [5], {"sha256": "a"}, {"sha256": "z" * 64}, {"sha256": 5}, {"size": 1})),
-        *(lambda listing, value=value: {**listing, "siblings": value} for value in (5, None, "x", [5], [{}])),
-        *(lambda listing, value=value: value for value in (5, [], b"{", b"\xff", b"[" * 100_000, bytes(2**17))),
-        lambda listing: {**listing, "sha": 5},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("edit", [
+    *(with_file(size=size) for size in ("2048000", -1, True, None, 10**400)),
+    *(with_file(rfilename=path) for path in ("../x", "/x", "a//x", "", 5, "a\0x", "a\x1b[2J", "a\nb", "\ud800")),
+    *(with_file(lfs=lfs) for lfs in (5, [5], {"sha256": "a"}, {"sha256": "z" * 64}, {"sha256": 5}, {"size": 1})),
+    *(lambda listing, value=value: {**listing, "siblings": value} for value in (5, None, "x", [5], [{}])),
+    *(lambda listing, value=value: value for value in (5, [], b"{", b"\xff", b"[" * 100_000, bytes(2**17))),
+    lambda listing: {**listing, "sha": 5},
+])  # fmt: skip
 def test_impossible_listings_are_refused_before_a_download(hub, tmp_path, monkeypatch, capsys, edit):
     monkeypatch.setattr("mindspeed_mm_dit.tools.planning.hubs.MAX_LISTING_BYTES", 2**17 - 1)
     hub.edit = staticmethod(edit)
@@ -227,13 +207,11 @@ def test_impossible_listings_are_refused_before_a_download(hub, tmp_path, monkey
 
 def test_digests_in_capitals_are_checked_and_lacking_ones_named(hub, capsys):
     digest = hashlib.sha256(FILES["vae/weights.safetensors"]).hexdigest()
-    hub.edit = staticmethod(with_file(lfs={"sha256": digest.upper()}))
-    assert main(["get", "net"]) == 0
-    assert "digest of 3 file(s)" in capsys.readouterr().out
-    hub.edit = staticmethod(with_file(lfs={"sha256": ""}))
-    assert main(["get", "net"]) == 0
-    said = capsys.readouterr().out
-    assert "digest of 2 file(s)" in said and "not checked: the content of vae/weights.safetensors" in said
+    for stated, checked in ((digest.upper(), 3), ("", 2)):
+        hub.edit = staticmethod(with_file(lfs={"sha256": stated}))
+        assert main(["get", "net"]) == 0
+        said = capsys.readouterr().out
+        assert f"{checked} file(s)" in said and ("not checked" in said) == (checked == 2)
 
 
 def test_disk_that_is_too_full_is_refused_before_a_download(hub, tmp_path, monkeypatch, capsys):

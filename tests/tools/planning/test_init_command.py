@@ -22,10 +22,8 @@ from tests.conftest import GOLDEN, ROOT
 from tests.data.test_sharded import write_tar
 from tests.photographs_fixtures import cut_photographs
 from tests.text_encoder_fixtures import write_bert, write_clip, write_t5
+from tests.tools.tables import refusals, table
 from tests.training.launch import Configs, run
-
-WORDS = "--text-encoder words"
-FILES = ("data.json", "fsdp2.yaml", "model.json", "train.args")
 
 
 @pytest.fixture
@@ -50,7 +48,8 @@ def dataset(folder="config"):
 def test_config_trains_and_samples_by_the_printed_commands(here, capsys):
     assert init("images", "--output", "config") == 0
     said = capsys.readouterr().out
-    assert sorted(path.name for path in (here / "config").iterdir()) == list(FILES)
+    files = ["data.json", "fsdp2.yaml", "model.json", "train.args"]
+    assert sorted(path.name for path in (here / "config").iterdir()) == files
     model = load_model_config(here / "config/model.json")
     assert (model.sample_size[-1], model.predictor.num_classes, model.ae.channels) == (32, 2, 3)
     param = load_data_config(here / "config/data.json").dataset_param
@@ -69,27 +68,36 @@ def test_config_trains_and_samples_by_the_printed_commands(here, capsys):
     assert main([*words, "--steps", "1", "--num-per-class", "1"]) == 0 and (here / "samples.png").is_file()
 
 
-def test_names_that_are_not_utf_8_are_taken(here, capsys):
+def test_names_that_are_not_utf_8_are_taken_and_damaged_images_left_out(here, capsys):
     (here / "images/china").rename(here / "images/ch\udce9na")
     assert init("images", "--output", "c\udcf6nfig") == 0
     assert r"0 ch\udce9na (30)" in capsys.readouterr().out
     words = read_train_args(here / "c\udcf6nfig/train.args")
     assert words[words.index("--save") + 1] == "outputs/c?nfig/checkpoints"
+    (here / "images/flower/03.png").write_bytes(b"no image")
+    (here / "images/flower/a.cr2").write_bytes(b"")
+    assert init("images", "--output", "config") == 0
+    said = capsys.readouterr().err
+    assert "images/flower/03.png cannot be decoded" in said and "1 .cr2" in said
+    assert dataset(here / "config")["skip_bad_images"] is True
 
 
 def test_images_without_folders_are_one_class(here, capsys):
     assert init("images/china", "--output", "config") == 0
-    assert dataset(here / "config")["single_class"] is True
+    assert dataset(here / "config")["single_class"] is True and "--cfg-scale 1 " in capsys.readouterr().out
     model = load_model_config(here / "config/model.json")
     assert model.predictor.num_classes == 1 and model.predictor.class_dropout_prob == 0
-    assert "--cfg-scale 1 " in capsys.readouterr().out
+    assert init("images/china", "--output", "config", "--image-size", "16") == 2
+    assert "model.json" in capsys.readouterr().err  # which is replaced only when asked
+    assert init("images/china", "--output", "config", "--image-size", "16", "--overwrite") == 0
+    assert load_model_config(here / "config/model.json").sample_size[-1] == 16
 
 
 TABLES = [
     ("images/china/told.csv", "file_name;text", '{};"a temple, ünter"', "utf-8", "semicolons"),
     ("images/told.csv", "file_name\ttext", "{}\ta temple", "utf-8", "tabs"),
-    ("images/china/told.csv", "file_name;text", "{};ein café", "cp1252", "line 2: names the images, and is not UTF-8"),
-    ("images/told.csv", "file_name,text", "{},a temple", "utf-16", "line 1: names the images, and is not UTF-8"),
+    ("images/china/told.csv", "file_name;text", "{};ein café", "cp1252", "line 2"),
+    ("images/told.csv", "file_name,text", "{},a temple", "utf-16", "line 1"),
     ("images/china/told.csv", "Filename,Caption", "{},a temple", "utf-8-sig", "['Filename', 'Caption']"),
     ("images/told.csv", "file_name,blurb", "{},a temple", "utf-8", "file_name,caption"),
     ("images/china/told.csv", "file_name,width", "elsewhere/other.jpg,12", "utf-8", ""),
@@ -122,25 +130,21 @@ def test_captions_that_cannot_be_read_are_not_lost_in_silence(here, capsys, file
 def test_captions_beside_images_that_are_not_utf_8_are_refused(here, capsys):
     for number in range(30):
         (here / f"images/china/{number:02d}.txt").write_bytes("a temple, ü".encode("utf-16" if number else "cp1252"))
-    assert init("images/china", "--output", "config") == 2
-    assert "UTF-8" in capsys.readouterr().err
+    assert init("images/china", "--output", "config") == 2 and "UTF-8" in capsys.readouterr().err
     (here / "images/china/00.txt").write_text("a temple")
     assert init("images/china", "--output", "config", "--captions", ".txt") == 0
-    assert "29 image(s) cannot be used" in capsys.readouterr().err
+    assert "29 image(s)" in capsys.readouterr().err
 
 
-def test_captions_of_few_images_need_a_choice(here, capsys):
+def test_texts_of_few_images_or_under_another_key_need_a_choice(here, capsys):
     for number in range(10):
         (here / f"images/china/{number:02d}.txt").write_text("a temple")
-    assert init("images/china", "--output", "config") == 2
-    assert "--captions none" in capsys.readouterr().err
+    assert init("images/china", "--output", "config") == 2 and "--captions none" in capsys.readouterr().err
     for place, taken in ((".txt", 10), ("none", 30)):
         assert init("images/china", "--output", place, "--captions", place) == 0
         assert f"{taken} images" in capsys.readouterr().out
-
-
-def test_texts_under_another_key_are_offered(here, capsys):
     for number in range(30):
+        (here / f"images/china/{number:02d}.txt").unlink(missing_ok=True)
         texts = {"tags": ["temple", "roof"], "id": number, "note": "a temple" if number < 10 else ""}
         (here / f"images/china/{number:02d}.json").write_text(json.dumps(texts))
     for flags in ((), ("--captions", ".json:tags"), ("--captions", "none")):
@@ -150,13 +154,13 @@ def test_texts_under_another_key_are_offered(here, capsys):
         assert ("30 images with captions" in found) == (".json:tags" in flags)
 
 
-@pytest.mark.parametrize("named", ["images", "images/labels.csv"])
-def test_index_is_used_where_there_is_one(here, named):
+def test_index_is_used_where_there_is_one(here):
     rows = [f"china/{n:02d}.png,temple" for n in range(30)] + [f"flower/{n:02d}.png,blossom" for n in range(20)]
     (here / "images/labels.csv").write_text("\n".join(["image_path,label", *rows]))
-    assert init(named, "--output", "config") == 0
-    assert (dataset(here / "config")["index"], dataset(here / "config")["data_folder"]) == ("labels.csv", "images")
-    assert load_model_config(here / "config/model.json").predictor.num_classes == 2
+    for named, config in (("images", "a"), ("images/labels.csv", "b")):
+        assert init(named, "--output", config) == 0
+        assert (dataset(here / config)["index"], dataset(here / config)["data_folder"]) == ("labels.csv", "images")
+        assert load_model_config(here / config / "model.json").predictor.num_classes == 2
 
 
 @pytest.mark.extended
@@ -179,24 +183,24 @@ def test_captions_train_in_their_shapes_and_are_sampled(here, capsys):
     assert main([*shlex.split(words)[3:], "--steps", "1"]) == 0 and (here / "samples.png").is_file()
 
 
-@pytest.mark.parametrize(
-    ("layout", "flags", "expected"),
-    [
-        ("beside", WORDS, {"captions": ".txt"}),
-        ("csv", f"--captions de {WORDS}", {"captions": "de", "index": "metadata.csv"}),
-        ("lines", WORDS, {"captions": "caption", "index": "metadata.csv"}),
-        ("jsonl", WORDS, {"captions": "text", "index": "metadata.jsonl"}),
-        ("parquet", WORDS, {"captions": "texts", "dataset_type": "parquet"}),
-        ("tar", WORDS, {"captions": ".txt", "dataset_type": "webdataset"}),
-        ("json", WORDS, {"captions": ".json:caption", "dataset_type": "webdataset"}),
-        ("beside", "--captions none", {}),
-    ],
+@table(
+    "layout flags captions setting value",
+    """
+beside  | --text-encoder words               | .txt          |              |
+csv     | --captions de --text-encoder words | de            | index        | metadata.csv
+lines   | --text-encoder words               | caption       | index        | metadata.csv
+jsonl   | --text-encoder words               | text          | index        | metadata.jsonl
+parquet | --text-encoder words               | texts         | dataset_type | parquet
+tar     | --text-encoder words               | .txt          | dataset_type | webdataset
+json    | --text-encoder words               | .json:caption | dataset_type | webdataset
+beside  | --captions none                    |               |              |
+""",
 )
-def test_captions_are_found_in_every_layout(here, layout, flags, expected):
+def test_captions_are_found_in_every_layout(here, layout, flags, captions, setting, value):
     LAYOUTS[layout](here / "told")
     assert init("told", "--output", "config", *flags.split()) == 0
     found = dataset(here / "config")
-    assert {name: found.get(name) for name in expected} == expected and ("captions" in found) == bool(expected)
+    assert (found.get("captions", ""), found.get(setting, "")) == (captions, value)
 
 
 @pytest.mark.parametrize("kind", ["bert", "clip", "t5"])
@@ -209,36 +213,26 @@ def test_text_encoder_of_a_folder_is_recognized(here, kind):
     assert dataset(here / "config")["latents"] == "config/latents"
 
 
-def write_shards(folder):
-    """Write 30 crops in three classes as webdataset's shards, and some of a test split."""
-    files = [(folder / f"images/china/{number:02d}.png").read_bytes() for number in range(30)]
-    samples = [(f"{n:04d}", {".cls": b"%d" % (n % 3), ".png": content}) for n, content in enumerate(files)]
-    write_tar(folder / "shards/train-00000.tar", samples)
-    write_tar(folder / "shards/test-00000.tar", samples[:3])
-
-
-def test_shards_are_taken(here, capsys):
-    write_shards(here)
-    assert init("shards", "--output", "config") == 0
-    found = dataset(here / "config")
-    assert (found["dataset_type"], found["split"], found["data_folder"]) == ("webdataset", "train", "shards")
-    assert load_model_config(here / "config/model.json").predictor.num_classes == 3
-    assert main(["data", "config", "--output", "sheet.png"]) == 0
-    assert "shorter side 48 to 48 pixels, middle 48" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("images", ["images", "shards"])
 def test_latents_are_encoded_once_on_a_cpu(here, capsys, images):
-    write_shards(here)
+    """Shards: 30 crops in three classes as webdataset's, and some of a test split."""
+    files = [(here / f"images/china/{number:02d}.png").read_bytes() for number in range(30)]
+    samples = [(f"{n:04d}", {".cls": b"%d" % (n % 3), ".png": content}) for n, content in enumerate(files)]
+    write_tar(here / "shards/train-00000.tar", samples)
+    write_tar(here / "shards/test-00000.tar", samples[:3])
     activate("pytorch")
     write_folder(here / "vae", SMALL, our_shapes(SMALL))
     assert init(images, "--output", "config", "--vae", "vae", "--image-size", "32") == 0
     model, said = load_model_config(here / "config/model.json"), capsys.readouterr().out
     assert (model.ae.downsample_factor, model.predictor.input_size, model.predictor.in_channels) == (2, 16, 4)
-    assert dataset(here / "config")["latents"] == "config/latents"
+    found = dataset(here / "config")
+    assert found["latents"] == "config/latents" and found["data_folder"] == images
+    if images == "shards":
+        assert (found["dataset_type"], found["split"], model.predictor.num_classes) == ("webdataset", "train", 3)
     [encode] = [line for line in said.splitlines() if line.startswith("encode once and train: mm-dit ")]
     assert main(encode.removesuffix(" && \\").split()[5:]) == 0
     assert main(["data", "config", "--output", "sheet.png"]) == 0
+    assert images == "images" or "shorter side 48 to 48 pixels, middle 48" in capsys.readouterr().out
     command = Configs(here / "config").command(" ".join([*read_train_args(here / "config/train.args"), "--dry-run"]))
     done = run(command, here)
     assert done.code == 0 and "dry run: every check passed" in done.output, done.output
@@ -247,58 +241,38 @@ def test_latents_are_encoded_once_on_a_cpu(here, capsys, images):
 def test_latents_are_encoded_online_with_an_accelerator(here, capsys, monkeypatch):
     activate("pytorch")
     monkeypatch.setattr("mindspeed_mm_dit.training.pytorch.launch.count_accelerators", lambda: 1)
-    monkeypatch.setattr("mindspeed_mm_dit.framework.pytorch.runtime.device_memory_bytes", lambda: 8 * 2**30)
-    monkeypatch.setattr("mindspeed_mm_dit.framework.pytorch.runtime.device_name", lambda: "an accelerator")
+    for name, value in (("device_memory_bytes", 8 * 2**30), ("device_name", "an accelerator")):
+        monkeypatch.setattr(f"mindspeed_mm_dit.framework.pytorch.runtime.{name}", lambda value=value: value)
     write_folder(here / "vae", SMALL, our_shapes(SMALL))
     assert init("images", "--output", "config", "--vae", "vae", "--image-size", "32") == 0
     said = capsys.readouterr().out
     assert "latents" not in dataset(here / "config") and "encode once and train" not in said
 
 
-def test_damaged_images_are_named_and_left_out(here, capsys):
-    (here / "images/china/03.png").write_bytes(b"no image")
-    (here / "images/china/a.cr2").write_bytes(b"")
-    assert init("images", "--output", "config") == 0
-    said = capsys.readouterr().err
-    assert "images/china/03.png cannot be decoded" in said and "left out: 1 .cr2" in said
-    assert dataset(here / "config")["skip_bad_images"] is True
-
-
-def test_config_files_are_replaced_only_when_asked(here, capsys):
-    assert init("images/china", "--output", "config") == 0
-    assert init("images/china", "--output", "config", "--image-size", "16") == 2
-    assert "model.json" in capsys.readouterr().err
-    assert init("images/china", "--output", "config", "--image-size", "16", "--overwrite") == 0
-    assert load_model_config(here / "config/model.json").sample_size[-1] == 16
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("image", "IMAGES = image"),
-        ("im\udce9ges", r"IMAGES = im\udce9ges: is not UTF-8"),
-        ("empty", "IMAGES = empty"),
-        ("notes.txt", "IMAGES = notes.txt"),
-        ("splits", "name splits/train"),
-        ("two", "a.csv, b.csv"),
-        ("misnamed", "labels.csv"),
-        ("windows", r"cat\1.png"),
-        ("nothing", "IMAGES = nothing"),
-        ("images --output images/c", "--output = images/c"),
-        ("''", "IMAGES = ''"),
-        ("images --output notes.txt", "--output = notes.txt"),
-        ("images --captions .txt", "--captions = .txt"),
-        ("images --text-encoder words", "--text-encoder = words"),
-        ("told --text-encoder network", "--text-encoder = network"),
-        ("images --image-size 33", "--image-size = 33"),
-        ("images --vae none", "--vae = none"),
-        ("images --vae empty", "--vae = empty"),
-        ("images --vae network", "--vae = network"),
-        ("images --vae wan", "--vae = wan"),
-        ("images --vae others", "decoder.conv_in.weight"),
-    ],
-)
-def test_images_and_flags_that_cannot_be_begun_with_are_refused(here, capsys, flags, message):
+@refusals("""
+image | IMAGES = image
+im\udce9ges | IMAGES = im\\udce9ges
+empty | IMAGES = empty
+notes.txt | IMAGES = notes.txt
+splits | splits/train
+two | a.csv, b.csv
+misnamed | labels.csv
+windows | cat\\1.png
+nothing | IMAGES = nothing
+images --output images/c
+'' | IMAGES = ''
+images --output notes.txt
+images --captions .txt
+images --text-encoder words
+told --text-encoder network
+images --image-size 33
+images --vae none
+images --vae empty
+images --vae network
+images --vae wan
+images --vae others | decoder.conv_in.weight
+""")
+def test_images_and_flags_that_cannot_be_begun_with_are_refused(here, capsys, flags, named):
     (here / "notes.txt").write_text("no image")
     LAYOUTS["beside"](here / "told")
     write_folder(here / "network", {"_class_name": "DiTTransformer2DModel"}, {"proj_out.weight": (2, 2)})
@@ -314,4 +288,4 @@ def test_images_and_flags_that_cannot_be_begun_with_are_refused(here, capsys, fl
     for name in "ab":
         (here / f"two/{name}.csv").write_text("image_path,label\n")
     assert init("--output", "c", *shlex.split(flags)) == 2
-    assert message in capsys.readouterr().err and not list(here.glob("c/*"))
+    assert named in capsys.readouterr().err and not list(here.glob("c/*"))

@@ -16,17 +16,11 @@ from mindspeed_mm_dit.optimizers import muon
 from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 from mindspeed_mm_dit.planning import Placement, model_flop_utilization, optimizer_bytes, peak_tflops
-from mindspeed_mm_dit.tools.planning.recommend import (
-    Links,
-    Request,
-    Traffic,
-    host_traffic,
-    recommend,
-    step_time,
-    traffic,
-)
+from mindspeed_mm_dit.tools.planning import recommend as recommendation
+from mindspeed_mm_dit.tools.planning.recommend import Links, Request, Traffic, host_traffic, recommend, traffic
 from tests.conftest import ROOT
 from tests.planning.test_planning import GIB, model_of
+from tests.tools.tables import refusals
 
 PLAN = ["plan", "--model", str(ROOT / "examples/dit/imagenet256/model.json"), "--device-memory-gib", "80"]
 
@@ -53,19 +47,16 @@ def test_times_follow_the_links():
     assert links.seconds(Placement(8, 8), sent) == pytest.approx(8 * 1.1e9 / 1e12)
     assert links.seconds(Placement(64, 8), sent) == pytest.approx(8 * (1e9 / 1e12 + 1e8 / 1e11))
     assert links.seconds(Placement(64, 64), sent) == pytest.approx(8 * 1.1e9 / 1e11)
-    kept, again = (step_time(model_of(), Placement(recompute=r), 256, 0.5e15) for r in (False, True))
+    kept, again = (recommendation.step_time(model_of(), Placement(recompute=r), 256, 0.5e15) for r in (False, True))
     assert kept == pytest.approx(0.364, abs=1e-3)
     assert again == pytest.approx(kept * 4 / 3)
 
 
 def test_sharding_and_recompute_come_when_needed():
-    model = model_of()
-
     def placement(gib, world_size=8, images=32):
-        return recommend(model, Request(Placement(world_size), gib * GIB, images, online_vae=False)).placement
+        return recommend(model_of(), Request(Placement(world_size), gib * GIB, images, online_vae=False)).placement
 
-    assert placement(80).shard_ranks == 1
-    assert not placement(80).recompute
+    assert placement(80).shard_ranks == 1 and not placement(80).recompute
     assert placement(16).shard_ranks == 8
     assert placement(6, images=64).recompute
     assert placement(80, world_size=64, images=4).shard_ranks == 8  # most bytes stay within a node
@@ -87,14 +78,14 @@ def test_written_yaml_is_read_back_and_names_modules(tmp_path, capsys):
     assert main([*argv, "--write-fsdp2", str(target), "--overwrite"]) == 0 and load_fsdp2_config(target)
 
 
-@pytest.mark.parametrize(
-    ("config", "figure"),
-    [("fashion_mnist", "44.85 M"), ("digits_flow", "13.34 M"), ("flux_lora", "18,677,760"), ("t2v_custom", "385.799")],
-)
-def test_plan_counts_operations_and_trained_weights(config, figure, capsys):
+FIGURES = {"fashion_mnist": "44.85 M", "digits_flow": "13.34 M", "flux_lora": "18,677,760", "t2v_custom": "385.799"}
+
+
+@pytest.mark.parametrize("config", FIGURES)
+def test_plan_counts_operations_and_trained_weights(config, capsys):
     flags = ["--world-size", "8", "--device-memory-gib", "80"]
     assert main(["plan", "--model", str(ROOT / f"examples/dit/{config}/model.json"), *flags]) == 0
-    assert figure in capsys.readouterr().out
+    assert FIGURES[config] in capsys.readouterr().out
 
 
 TABLE = [
@@ -113,15 +104,16 @@ def test_table_of_base_models_is_the_plan(config, device, gib, capsys):
     assert re.search(rf"\b{gib}\b", row)
 
 
-@pytest.mark.parametrize(
-    ("flags", "card", "hours"),
-    [("24", "NVIDIA 4090", 3.8), ("64", "NVIDIA H100", 0.6), ("24 --peak-tflops 989", "", 0.6)],
-)
-def test_plan_takes_the_peak_of_a_card_of_that_memory(flags, card, hours, capsys):
-    model = str(ROOT / "examples/dit/flux_lora/model.json")
-    assert main(["plan", "--model", model, "--latents", "--offload-to-cpu", "--device-memory-gib", *flags.split()]) == 0
-    out = capsys.readouterr().out
-    assert f": {hours} hours if" in out and (card in out if card else "NVIDIA" not in out)
+def test_plan_takes_the_peak_of_a_card_of_that_memory(capsys):
+    model = f"--model {ROOT}/examples/dit/flux_lora/model.json --latents --offload-to-cpu --device-memory-gib"
+    for flags, card, hours in (("24", "4090", 3.8), ("64", "H100", 0.6), ("24 --peak-tflops 989", "", 0.6)):
+        assert main(["plan", *model.split(), *flags.split()]) == 0
+        out = capsys.readouterr().out
+        assert f": {hours} hours if" in out and (f"NVIDIA {card}" in out if card else "NVIDIA" not in out)
+    assert peak_tflops("NVIDIA H200", "bf16") == 989.0 and peak_tflops("NVIDIA H100 PCIe", "bf16") == 756.0
+    assert peak_tflops("CPU (x86_64, 2 threads)", "bf16") is None
+    assert model_flop_utilization(700, 0.7117e12, 989.0) == pytest.approx(0.504, abs=1e-3)
+    assert model_flop_utilization(700, 0.7117e12, None) is None
 
 
 def test_offloaded_weights_cross_the_host_link():
@@ -143,39 +135,28 @@ def test_plan_of_buckets_is_of_the_dearest(capsys, tmp_path):
     assert "planned for      33 x 480 x 832, the most expensive of 3 buckets" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--device-memory-gib nan", "--device-memory-gib = nan"),
-        ("--device-memory-gib 2", "0 fit"),
-        ("--link-gbps -1", "--link-gbps = -1.0"),
-        ("--link-gbps 200 --node-link-gbps 0", "--node-link-gbps = 0.0"),
-        ("--node-link-gbps 900", "--link-gbps"),
-        ("--micro-batch-size 0", "--micro-batch-size = 0"),
-        ("--micro-batch-size 5", "--micro-batch-size = 5"),
-        ("--mfu 40", "write 0.4"),
-        ("--power-ema-stds 5", "'5'"),
-        ("--model nowhere.json", "--model = nowhere.json"),
-        ("--world-size 6 --context-parallel-size 4", "--context-parallel-size = 4"),
-    ],
-)
-def test_flags_that_cannot_be_planned_are_refused(capsys, flags, message):
+@refusals("""
+--device-memory-gib nan
+--device-memory-gib 2 | 0 fit
+--link-gbps -1 | --link-gbps = -1.0
+--link-gbps 200 --node-link-gbps 0 | --node-link-gbps = 0.0
+--node-link-gbps 900 | --link-gbps
+--micro-batch-size 0
+--micro-batch-size 5
+--mfu 40 | 0.4
+--power-ema-stds 5 | '5'
+--model nowhere.json
+--world-size 6 --context-parallel-size 4
+""")
+def test_flags_that_cannot_be_planned_are_refused(capsys, flags, named):
     assert main([*PLAN, "--world-size", "8", *flags.split()]) == 2
-    assert message in capsys.readouterr().err
+    assert named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("world_size", "batch"), [(6, 252), (512, 512)])
 def test_batch_that_ranks_cannot_share_is_changed(capsys, world_size, batch):
     assert main([*PLAN, "--world-size", str(world_size)]) == 0
     assert f"--global-batch-size {batch}" in capsys.readouterr().out
-
-
-def test_peaks_of_devices_are_found_by_name():
-    assert peak_tflops("NVIDIA H200", "bf16") == 989.0
-    assert peak_tflops("NVIDIA H100 PCIe", "bf16") == 756.0
-    assert peak_tflops("CPU (x86_64, 2 threads)", "bf16") is None
-    assert model_flop_utilization(700, 0.7117e12, 989.0) == pytest.approx(0.504, abs=1e-3)
-    assert model_flop_utilization(700, 0.7117e12, None) is None
 
 
 @pytest.mark.parametrize("preset", ["DiT-S/2", "DiT-XL/2"])
@@ -189,5 +170,4 @@ def test_state_and_traffic_of_muon_are_planned(preset):
     assert optimizer_bytes(parameters_of(model.predictor), ADAMW) == 8 * everything
     sent = [traffic(model, Placement(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]
     assert sent[0] - sent[1] == pytest.approx(7 / 8 * 4 * matrices, abs=2)
-    alike = [traffic(model, Placement(8, 1, optimizer=one)) for one in (chosen, ADAMW)]
-    assert alike[0] == alike[1]
+    assert traffic(model, Placement(8, 1, optimizer=chosen)) == traffic(model, Placement(8, 1, optimizer=ADAMW))

@@ -16,13 +16,8 @@ from mindspeed_mm_dit.tools.planning.starter import RUN_SEED, choose
 
 PETS = ImageFacts(count=400, num_classes=2, median_side=480, all_grey=False)
 IMAGENET = ImageFacts(count=1_281_167, num_classes=1000, median_side=375, all_grey=False)
-VAE = {
-    "model_id": "autoencoder_kl",
-    "from_pretrained": "vae",
-    "scaling_factor": 0.18215,
-    "latent_channels": 4,
-    "downsample_factor": 8,
-}
+VAE = {"model_id": "autoencoder_kl", "from_pretrained": "vae", "scaling_factor": 0.18215, "latent_channels": 4}
+VAE["downsample_factor"] = 8
 
 
 def cpu(cores=2, gib=16):
@@ -38,24 +33,16 @@ def sizes(starter):
     return predictor.num_layers, predictor.hidden_size, predictor.patch_size
 
 
-def values(choices):
-    return {name: choice.value for name, choice in choices.items()}
-
-
-@pytest.mark.parametrize(
-    ("cores", "expected", "rates"),
-    [(2, (4, 128, 4), [4e-3, 3e-3]), (8, (6, 256, 4), [2e-3, 1e-3]), (48, (12, 384, 4), [1e-3, 5e-4])],
-)
-def test_network_on_a_cpu_trains_in_20_minutes(cores, expected, rates):
-    starter, gaussian = choose(PETS, cpu(cores)), choose(PETS, cpu(cores), diffusion="gaussian_diffusion")
-    assert [each.flags["--lr"].value for each in (starter, gaussian)] == rates
-    assert sizes(starter) == expected and starter.model.sample_size[-1] == 32
-    assert starter.flop <= 20 * 60 * cores * 2e10
-    assert starter.flags["--train-iters"].value == 2_800 and "--bf16" not in starter.flags
-
-
-def test_fewer_images_get_no_larger_network():
-    for cores in (2, 4, 24):
+def test_network_on_a_cpu_trains_in_20_minutes():
+    for cores, expected, rates in (
+        (2, (4, 128, 4), [4e-3, 3e-3]), (8, (6, 256, 4), [2e-3, 1e-3]), (48, (12, 384, 4), [1e-3, 5e-4]),
+    ):  # fmt: skip
+        starter, gaussian = choose(PETS, cpu(cores)), choose(PETS, cpu(cores), diffusion="gaussian_diffusion")
+        assert [each.flags["--lr"].value for each in (starter, gaussian)] == rates
+        assert sizes(starter) == expected and starter.model.sample_size[-1] == 32
+        assert starter.flop <= 20 * 60 * cores * 2e10
+        assert starter.flags["--train-iters"].value == 2_800 and "--bf16" not in starter.flags
+    for cores in (2, 4, 24):  # fewer images get no larger network
         networks = [sizes(choose(ImageFacts(count, 1, 480, False), cpu(cores))) for count in (1, 3, 20, 58, 500, 5_000)]
         assert len(set(networks)) == 1
 
@@ -73,53 +60,32 @@ def test_run_goes_on_without_any_one_image_of_a_bucket(rare):
         assert min(count for _, count in count_shapes(shapes[train])) >= group
 
 
-@pytest.mark.parametrize(("count", "steps"), [(60, 2_800), (1_020, 3_100), (1_500, 4_000)])
-def test_steps_on_a_cpu_follow_from_the_images(count, steps):
-    assert choose(ImageFacts(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
-
-
-def test_run_is_shorter_where_the_smallest_network_takes_longer():
-    starter = choose(ImageFacts(20_000, 2, 480, False), cpu(1))
+def test_lengths_follow_from_the_images_and_the_machine():
+    for count, steps in ((60, 2_800), (1_020, 3_100), (1_500, 4_000)):
+        assert choose(ImageFacts(count, 2, 480, False), cpu(4)).flags["--train-iters"].value == steps
+    starter = choose(ImageFacts(20_000, 2, 480, False), cpu(1))  # where the smallest network takes longer
     assert sizes(starter) == (4, 128, 4) and 500 <= starter.flags["--train-iters"].value < 4_000
     assert starter.flop <= 20 * 60 * 2e10
-
-
-def test_lengths_are_those_of_the_example_and_of_the_paper():
-    few, many = choose(PETS, gpus(), VAE), choose(IMAGENET, gpus(8, 80), VAE)
+    few, many = choose(PETS, gpus(), VAE), choose(IMAGENET, gpus(8, 80), VAE)  # as of the example and of the paper
     assert few.flags["--train-iters"].value == 20_000 and few.flags["--global-batch-size"].value == 32
     assert many.flags["--train-iters"].value == 400_000 and many.flags["--global-batch-size"].value == 256
 
 
-@pytest.mark.parametrize(
-    ("images", "machine", "network"),
-    [
-        (PETS, gpus(), "DiT-S"),
-        (IMAGENET, gpus(8, 80), "DiT-XL"),
-        (IMAGENET, gpus(8, 2), "DiT-L"),
-        (ImageFacts(100_000, 9, 300, False), gpus(8, 80), "DiT-L"),
-    ],
-)
-def test_network_on_accelerators_follows_from_images_and_memory(images, machine, network):
-    starter = choose(images, machine, VAE)
-    assert starter.design["network"].value == network and starter.model.sample_size[-1] == 256
-    assert starter.model_json["predictor"]["preset"] == f"{network}/2"
-    assert ("--use-torch-fsdp2" in starter.flags) == (machine.accelerators > 1) and "--bf16" in starter.flags
+def test_network_on_accelerators_follows_from_images_and_memory():
+    middle, eight = ImageFacts(100_000, 9, 300, False), gpus(8, 80)
+    rows = ((PETS, gpus(), "S"), (IMAGENET, eight, "XL"), (IMAGENET, gpus(8, 2), "L"), (middle, eight, "L"))
+    for images, machine, network in rows:
+        starter = choose(images, machine, VAE)
+        assert starter.design["network"].value == f"DiT-{network}" and starter.model.sample_size[-1] == 256
+        assert starter.model_json["predictor"]["preset"] == f"DiT-{network}/2"
+        assert ("--use-torch-fsdp2" in starter.flags) == (machine.accelerators > 1) and "--bf16" in starter.flags
 
 
-@pytest.mark.parametrize(
-    ("side", "machine", "ae", "size", "patch"),
-    [
-        (8, cpu(), None, 8, 2),
-        (28, cpu(), None, 28, 4),
-        (28, gpus(), None, 28, 2),
-        (480, cpu(), None, 32, 4),
-        (480, gpus(), None, 64, 4),
-        (3, cpu(), None, 8, 2),
-        (480, cpu(), VAE, 128, 2),
-        (160, gpus(), VAE, 128, 2),
-        (192, gpus(), VAE, 256, 2),
-    ],
-)
+@pytest.mark.parametrize(("side", "machine", "ae", "size", "patch"), [
+    (3, cpu(), None, 8, 2), (8, cpu(), None, 8, 2), (28, cpu(), None, 28, 4), (480, cpu(), None, 32, 4),
+    (28, gpus(), None, 28, 2), (480, gpus(), None, 64, 4),
+    (480, cpu(), VAE, 128, 2), (160, gpus(), VAE, 128, 2), (192, gpus(), VAE, 256, 2),
+])  # fmt: skip
 def test_sizes_and_patches_follow_from_the_images(side, machine, ae, size, patch):
     starter = choose(ImageFacts(400, 2, side, False), machine, ae)
     assert (starter.model.sample_size[-1], starter.model.predictor.patch_size) == (size, patch)
@@ -131,15 +97,13 @@ def test_one_class_has_no_guidance_and_grey_images_no_flips():
     assert starter.model.ae.channels == 1 and starter.design["random_flip"].value is False
 
 
-@pytest.mark.parametrize(
-    ("count", "batch", "held_out"),
-    [(1, 1, 0), (20, 20, 0), (49, 32, 0), (50, 32, 5), (5_000, 64, 500), (50_000, 256, 2_000)],
-)
-def test_batch_and_held_out_images_follow_from_the_count(count, batch, held_out):
-    images = ImageFacts(count, 1, 64, False)
-    starter = choose(images, cpu())
-    assert starter.flags["--global-batch-size"].value == batch and images.held_out == held_out
-    assert ("--eval-interval" in starter.flags) == (held_out > 0)
+def test_batch_and_held_out_images_follow_from_the_count():
+    rows = ((1, 1, 0), (20, 20, 0), (49, 32, 0), (50, 32, 5), (5_000, 64, 500), (50_000, 256, 2_000))
+    for count, batch, held_out in rows:
+        images = ImageFacts(count, 1, 64, False)
+        starter = choose(images, cpu())
+        assert starter.flags["--global-batch-size"].value == batch and images.held_out == held_out
+        assert ("--eval-interval" in starter.flags) == (held_out > 0)
 
 
 def test_batches_are_shared_equally_and_accumulated():
@@ -151,32 +115,26 @@ def test_batches_are_shared_equally_and_accumulated():
     assert choose(PETS, gpus(has_bf16=False), VAE).sharding.placement.precision.compute == "fp32"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((PETS, cpu(), None, 33), "--image-size = 33"),
-        ((PETS, gpus(), VAE, 100), "--image-size = 100"),
-        ((ImageFacts(3, 1, 64, False), gpus(4)), "3 to train on"),
-        ((PETS, gpus(380)), "360 to train on"),
-        ((PETS, gpus(1, 0.1), VAE), "--device-memory-gib = 0.1"),
-    ],
-)
+@pytest.mark.parametrize(("message", "arguments"), [
+    ("--image-size = 33", (PETS, cpu(), None, 33)),
+    ("--image-size = 100", (PETS, gpus(), VAE, 100)),
+    ("3 to train on", (ImageFacts(3, 1, 64, False), gpus(4))),
+    ("360 to train on", (PETS, gpus(380))),
+    ("--device-memory-gib = 0.1", (PETS, gpus(1, 0.1), VAE)),
+])  # fmt: skip
 def test_images_and_machines_that_do_not_go_together_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         choose(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("count", "given", "steps", "decay"),
-    [
-        (140_000, (gpus(8, 80), VAE), 100_000, 0.9999),
-        (134, (gpus(),), 10_000, 0.999),
-        (60, (gpus(),), 8_300, 0.995),
-        (4_000, (cpu(1), None, 64, "gaussian_diffusion"), 2_000, 0.995),
-        (20_000, (cpu(1), None, 64, "gaussian_diffusion"), 1_000, 0.99),
-        (50_000, (cpu(1), None, 128, "gaussian_diffusion"), 500, 0.98),
-    ],
-)
+@pytest.mark.parametrize(("count", "steps", "decay", "given"), [
+    (140_000, 100_000, 0.9999, (gpus(8, 80), VAE)),
+    (134, 10_000, 0.999, (gpus(),)),
+    (60, 8_300, 0.995, (gpus(),)),
+    (4_000, 2_000, 0.995, (cpu(1), None, 64, "gaussian_diffusion")),
+    (20_000, 1_000, 0.99, (cpu(1), None, 64, "gaussian_diffusion")),
+    (50_000, 500, 0.98, (cpu(1), None, 128, "gaussian_diffusion")),
+])  # fmt: skip
 def test_average_spans_less_than_a_fifth_of_the_run(count, given, steps, decay):
     flags = choose(ImageFacts(count, 2, 480, False), *given).flags
     assert (flags["--train-iters"].value, flags["--ema-decay"].value) == (steps, decay)
@@ -189,18 +147,14 @@ def of_shapes(shapes, **facts):
     return ImageFacts(len(sizes), facts.pop("num_classes", 2), side, all_grey=False, sizes=sizes, **facts)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "group"),
-    [
-        ({(300, 400): 32, (400, 300): 8}, 4),
-        ({(300, 400): 300, (400, 300): 33}, 8),  # (of which some are held out)
-        ({(300, 400): 39}, 4),
-        ({(300, 330): 400}, None),
-    ],
-)
-def test_shapes_that_squares_would_cut_get_buckets(shapes, group):
-    design = choose(of_shapes(shapes), cpu()).design
-    assert values(design).get("bucket_group") == group and ("buckets" in design) == (group is not None)
+def test_shapes_that_squares_would_cut_get_buckets():
+    for group, shapes in (
+        (4, {(300, 400): 32, (400, 300): 8}),
+        (8, {(300, 400): 300, (400, 300): 33}),  # (of which some are held out)
+        (4, {(300, 400): 39}),
+    ):
+        assert choose(of_shapes(shapes), cpu()).design["bucket_group"].value == group
+    assert not {"bucket_group", "buckets"} & set(choose(of_shapes({(300, 330): 400}), cpu()).design)
 
 
 PHOTOGRAPHS = of_shapes(

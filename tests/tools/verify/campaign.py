@@ -19,12 +19,9 @@ from tests.clips_fixtures import clip_configs
 from tests.tools.verify.forked_tasks import run_tasks
 from tests.training.launch import Configs
 
-PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore", "is not asked for")}
+PYTHONS = {"pytorch": sys.executable, "mindspore": PlatformError("mindspore is not asked for.")}
 ARGS = "--lr 1e-3 --weight-decay 0.01 --num-workers 0 --train-iters 10 --global-batch-size 16\n"
-PREDICTORS = {
-    "single": ("dit", "dit", "dit", "custom_dit", "wan"),
-    "joint": ("flux", "sd3", "qwen_image", "z_image", "flux2"),
-}  # fmt: skip
+SINGLE, JOINT = ("dit", "dit", "dit", "custom_dit", "wan"), ("flux", "sd3", "qwen_image", "z_image", "flux2")
 """Of every five architectures: without and with joint attention of image and text."""
 STEPS = 2
 
@@ -51,9 +48,7 @@ def truths_here(config, layouts, watched=False) -> dict:
     return references_from(asked, {task.output: StepResult.read(task) for task in tasks})
 
 
-def called_wrong(
-    seeds: Iterable[int], place: Path, digits: Path, clips: Path | None = None, kinds: str = "single"
-) -> dict:
+def called_wrong(seeds: Iterable[int], place: Path, digits: Path, clips=None, kinds="single") -> dict:
     """Prove random architectures in a layout of one, two and four ranks; return what is past its bound, by both."""
     asked = []
     for seed in seeds:
@@ -71,13 +66,8 @@ def called_wrong(
     found = {}
     for seed, layout, truth, task in asked:
         taken = StepResult.read(task)
-        assert isinstance(taken, StepResult) and isinstance(truth, Reference64), (
-            seed,
-            layout,
-            taken,
-            truth,
-            said[layout.ranks],
-        )
+        report = (seed, layout, taken, truth, said[layout.ranks])
+        assert isinstance(taken, StepResult) and isinstance(truth, Reference64), report
         found[seed, str(layout)] = [finding for finding in truth.judge(layout, taken) if not finding.good]
     return {key: wrong for key, wrong in found.items() if wrong}
 
@@ -85,10 +75,8 @@ def called_wrong(
 def drawn_layouts(seed: int, given: Path) -> list[Layout]:
     """Return one layout of each number of ranks, in which these can share a sample if the network of ``given`` can."""
     draw, predictor = np.random.default_rng(seed), load_model_config(str(given / "model.json")).predictor
-    ours = [
-        each for each in LAYOUTS
-        if (each.framework, each.host) == ("pytorch", "standalone") and not each.cpu_reference
-    ]  # fmt: skip
+    here = ("pytorch", "standalone")
+    ours = [each for each in LAYOUTS if (each.framework, each.host) == here and not each.cpu_reference]
     fit = [each for each in ours if each.context_parallel == 1 or _can_share(predictor, each.context_parallel)]
     by_ranks = ([each for each in fit if each.ranks == ranks] for ranks in (1, 2, 4))
     return [own[int(draw.integers(len(own)))] for own in by_ranks]
@@ -105,7 +93,7 @@ def _can_share(predictor, ranks: int) -> bool:
 def random_config(seed: int, place: Path, digits: Path, clips: Path | None, kinds: str) -> Path:
     """Write the configs of a small model whose options, objective and optimizer are drawn."""
     draw = np.random.default_rng(seed)
-    kind = PREDICTORS[kinds][seed % len(PREDICTORS[kinds])]
+    kind = (JOINT if kinds == "joint" else SINGLE)[seed % 5]
     if kinds == "joint":
         configs = _joint(draw, place, kind)
     else:
@@ -134,9 +122,9 @@ def _videos(draw: np.random.Generator, place: Path, clips: Path | None, kind: st
     assert clips is not None, "a predictor of clips is proved on clips"
     configs = clip_configs(place, clips, kind)
     model = json.loads((place / "model.json").read_text())
-    heads, head_dim = (
-        ("num_heads", "head_dim") if kind == "custom_dit" else ("num_attention_heads", "attention_head_dim")
-    )
+    heads, head_dim = "num_attention_heads", "attention_head_dim"
+    if kind == "custom_dit":
+        heads, head_dim = "num_heads", "head_dim"
     model["predictor"] |= {
         heads: 2 * int(draw.integers(1, 3)), head_dim: 2 * int(draw.integers(3, 8)),
         "num_layers": int(draw.integers(1, 4)), "ffn_dim": 4 * int(draw.integers(2, 16)),
@@ -149,11 +137,8 @@ def _videos(draw: np.random.Generator, place: Path, clips: Path | None, kind: st
 def _joint(draw: np.random.Generator, place: Path, kind: str) -> Configs:
     """Write a network in which image and text attend to each other: depths, widths, heads, axes and texts are drawn."""
     heads, head_dim, side = int(draw.integers(1, 5)), 4 * int(draw.integers(2, 7)), 4 * int(draw.integers(1, 4))
-    layers, single, length, widths = (
-        *map(int, draw.integers(1, 4, 2)),
-        int(draw.integers(6, 40)),
-        draw.integers(8, 33, 3),
-    )
+    layers, single = map(int, draw.integers(1, 4, 2))
+    length, widths = int(draw.integers(6, 40)), draw.integers(8, 33, 3)
     axes = _parts(draw, head_dim, 4 if kind == "flux2" else 3)
     wide, dual = int(widths[0]), [block for block in range(layers) if draw.random() < 0.4]
     own = {

@@ -18,7 +18,7 @@ activate(FRAMEWORK)
 from mindspeed_mm_dit.framework import nn, ops  # noqa: E402
 
 D, HEADS, L, N, C = 24, 2, 5, 6, 4
-RANK, ALPHA = 2, 1.0
+RANK, ALPHA, ROOT = 2, 1.0, math.sqrt(2 / math.pi)
 
 
 def rows(names, often):
@@ -43,7 +43,7 @@ def places(length: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gelu(x):
-    return 0.5 * x * (1 + ops.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1 + ops.tanh(ROOT * (x + 0.044715 * x * x * x)))
 
 
 def modulated(x, scale, shift):
@@ -70,29 +70,26 @@ class Parts:
 PLAIN = Parts()
 
 
-class Rope(nn.Module):
+class Part(nn.Module):
     def __init__(self, parts):
         super().__init__()
         self.parts = parts
 
+
+class Rope(Part):
     def forward(self, text, x):
         cos, sin = self.parts.places(text.shape[1], x.shape[1])
         return ops.cast_like(ops.tensor(cos), x), ops.cast_like(ops.tensor(sin), x)
 
 
-class Norm(nn.Module):
-    def __init__(self, parts):
-        super().__init__()
-        self.parts = parts
-
+class Norm(Part):
     def forward(self, x):
         return self.parts.norm(x)
 
 
-class Attention(nn.Module):
+class Attention(Part):
     def __init__(self, parts):
-        super().__init__()
-        self.parts = parts
+        super().__init__(parts)
         if parts.is_fused:
             self.qkv = nn.Linear(D, 3 * D)
         else:
@@ -111,20 +108,20 @@ class Attention(nn.Module):
         return linear(self.to_out, ops.reshape(found, both.shape))
 
 
-class Lora(nn.Module):
+class Lora(Part):
     def __init__(self, parts):
-        super().__init__()
-        self.parts, self.base = parts, nn.Linear(D, 2 * D)
+        super().__init__(parts)
+        self.base = nn.Linear(D, 2 * D)
         self.down, self.up = nn.Linear(D, RANK, bias=False), nn.Linear(RANK, 2 * D, bias=False)
 
     def forward(self, x):
         return self.base(x) + self.parts.lora * self.up(self.down(x))
 
 
-class Mlp(nn.Module):
+class Mlp(Part):
     def __init__(self, parts):
-        super().__init__()
-        self.parts, self.fc1, self.fc2 = parts, Lora(parts), nn.Linear(2 * D, D)
+        super().__init__(parts)
+        self.fc1, self.fc2 = Lora(parts), nn.Linear(2 * D, D)
 
     def forward(self, x):
         return self.parts.linear(self.fc2, self.parts.gelu(self.fc1(x)))
@@ -152,10 +149,10 @@ class Code(nn.Module):
         return self.fc(ops.cat([ops.cos(angles), ops.sin(angles)], 1))
 
 
-class FinalNorm(nn.Module):
+class FinalNorm(Part):
     def __init__(self, parts):
-        super().__init__()
-        self.parts, self.norm, self.linear = parts, Norm(parts), nn.Linear(D, 2 * D)
+        super().__init__(parts)
+        self.norm, self.linear = Norm(parts), nn.Linear(D, 2 * D)
 
     def forward(self, x, c):
         scale, shift = ops.chunk(self.linear(c), 2, 1)
@@ -377,8 +374,6 @@ def of_squares(x):
 
 
 FUSED = {"blocks.*.attn.qkv": tuple(f"blocks.*.attn.to_{name}" for name in "qkv")}
-
-
 EITHER = {
     "attention by hand": {"attention": by_hand},
     "keys in another order": {"attention": reordered},
@@ -389,9 +384,7 @@ EITHER = {
     "variance from squares": {"norm": of_squares},
     "modulation fused": {"final": lambda x, scale, shift: ops.addcmul(shift, x, 1 + scale)},
     "modulation spelt out": {"final": lambda x, scale, shift: x + x * scale + shift},
-    "the MLP's GELU as a sigmoid": {
-        "gelu": lambda x: x * ops.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
-    },
+    "the MLP's GELU as a sigmoid": {"gelu": lambda x: x * ops.sigmoid(2 * ROOT * (x + 0.044715 * x**3))},
     "linear layers as products": {"linear": lambda layer, x: x @ layer.weight.swapaxes(0, 1) + layer.bias},
     "halves of the sums": {"linear": lambda layer, x: (
         ops.linear(x[..., :9], layer.weight[:, :9]) + ops.linear(x[..., 9:], layer.weight[:, 9:]) + layer.bias

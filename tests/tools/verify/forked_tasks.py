@@ -1,16 +1,14 @@
 """What tools/verify/processes.py starts, forked where that is the same (tests/forked.py)."""
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_mm_dit.tools.verify.processes import WORKER, Task, write_tasks
 from tests.training import launch
 
 
-def run_tasks(
-    ranks: int, framework: str, tasks: Sequence[Task], folder: Path, pythons: Mapping[str, str], script: Path = WORKER
-) -> str:
+def run_tasks(ranks: int, framework: str, tasks: Sequence[Task], folder: Path, pythons: dict, script=WORKER) -> str:
     """Have processes do ``tasks``; return all that they said, which is kept in ``folder`` too."""
     listed = folder / f"{Path(tasks[0].output).name}.json"
     write_tasks(listed, tasks)

@@ -54,101 +54,70 @@ FAULTS = {
     "no all-reduce of one parameter": Fault(
         REPLICATED, "training.pytorch.parallel:replicate", "    with warnings.catch_warnings():",
         '    model._ddp_params_and_buffers_to_ignore = ["predictor.blocks.1.mlp.fc1.weight"]\n'
-        "    with warnings.catch_warnings():",
-        "gradient/blocks.1.mlp.fc1.weight", GRADIENTS,
-    ),
+        "    with warnings.catch_warnings():", "gradient/blocks.1.mlp.fc1.weight", GRADIENTS),
     "sum for average": Fault(
         IGNORED, "training.pytorch.parallel:average_ignored", "parameter.grad /= runtime.world_size()", "pass",
-        "gradient/t_embedder.mlp.", GRADIENTS,
-    ),
+        "gradient/t_embedder.mlp.", GRADIENTS),
     "average for sum": Fault(
         SHARDED, "training.pytorch.engine:_whole", "norm.full_tensor()", "norm.full_tensor() / 2**0.5",
-        "gradient", GRADIENTS,
-    ),
+        "gradient", GRADIENTS),
     "accumulation not divided": Fault(
-        REPLICATED, STEP, "(loss / count).backward()", "loss.backward()", "gradient", "backward",
-    ),
+        REPLICATED, STEP, "(loss / count).backward()", "loss.backward()", "gradient", "backward"),
     "accumulation divided twice": Fault(
-        SHARDED, STEP, "(loss / count).backward()", "(loss / count / count).backward()", "gradient/", "backward",
-    ),
-    "clipping before the reduction": Fault(
-        CLIPPING, STEP, "average_ignored(self.model)\n    grad_norm = self._clip()",
-        "grad_norm = self._clip()\n    average_ignored(self.model)", "gradient/", GRADIENTS,
-    ),
-    "no clipping": Fault(
-        CLIPPING, "training.pytorch.engine:Engine._clip", ".clamp(max=1.0)", ".clamp(min=1.0)",
-        "gradient/", GRADIENTS,
-    ),
-    "seeds by rank": Fault(
-        SHARDED, "training.batches:train_valid_streams", "args.mm.data_set",
-        "type(args.mm.data_set)(args.mm, args.seed + runtime.rank())", "gradient/", "forward: the data: input 0",
-    ),
+        SHARDED, STEP, "(loss / count).backward()", "(loss / count / count).backward()", "gradient/", "backward"),
+    "clipping before the reduction": Fault(CLIPPING, STEP, "average_ignored(self.model)\n    grad_norm = self._clip()",
+        "grad_norm = self._clip()\n    average_ignored(self.model)", "gradient/", GRADIENTS),
+    "no clipping": Fault(CLIPPING, "training.pytorch.engine:Engine._clip", ".clamp(max=1.0)", ".clamp(min=1.0)",
+        "gradient/", GRADIENTS),
+    "seeds by rank": Fault(SHARDED, "training.batches:train_valid_streams", "args.mm.data_set",
+        "type(args.mm.data_set)(args.mm, args.seed + runtime.rank())", "gradient/", "forward: the data: input 0"),
     "a norm in bf16": Fault(
         REPLICATED, "models.dit:DiTBlock.forward", "self.norm2(x)", "self.norm2(x.bfloat16()).float()",
-        "gradient/blocks.0.mlp.", "forward: module blocks.0, first seen in blocks.0.norm2",
-    ),
+        "gradient/blocks.0.mlp.", "forward: module blocks.0, first seen in blocks.0.norm2"),
     "the backward of a layer": Fault(
         SHARDED, "models.dit:Mlp.forward", "self.fc1(x)", "self.fc1(x * 1.01 - ops.stop_gradient(x) * 0.01)",
-        "gradient/", "backward: module blocks.1.mlp",
-    ),
+        "gradient/", "backward: module blocks.1.mlp"),
     "the scale of attention on MindSpore": Fault(
         PYNATIVE, "models.dit:Attention.forward", "self_attention(q, k", "self_attention(q * 1.01, k",
-        "gradient/", "forward: module blocks.0.attn, first seen in blocks.0.attn.proj",
-    ),
+        "gradient/", "forward: module blocks.0.attn, first seen in blocks.0.attn.proj"),
     "the backward of a layer on MindSpore": Fault(
         PYNATIVE, "models.dit:Mlp.forward", "self.fc1(x)", "self.fc1(x * 1.01 - ops.stop_gradient(x) * 0.01)",
-        "gradient/", "backward: module blocks.1.mlp",
-    ),
-    "label dropped twice": Fault(
-        REPLICATED, "data.conditions.plain:PlainCollator._drops", "self._condition.dropout)",
+        "gradient/", "backward: module blocks.1.mlp"),
+    "label dropped twice": Fault(REPLICATED, "data.conditions.plain:PlainCollator._drops", "self._condition.dropout)",
         "1 - (1 - self._condition.dropout) ** 2)", "gradient/y_embedder.embedding_table.weight",
-        "forward: the data: input 2",
-    ),
-    "EMA moved before the step": Fault(
-        SHARDED, STEP, "self.optimizer.step(lr)\n    self.ema.update()",
-        "self.ema.update()\n    self.optimizer.step(lr)",
-        "average/", "the average",
-    ),
-    "stale weights after a gather": Fault(
-        SHARDED, "training.pytorch.parallel:shard", "    return model",
+        "forward: the data: input 2"),
+    "EMA moved before the step": Fault(SHARDED, STEP, "self.optimizer.step(lr)\n    self.ema.update()",
+        "self.ema.update()\n    self.optimizer.step(lr)", "average/", "the average"),
+    "stale weights after a gather": Fault(SHARDED, "training.pytorch.parallel:shard", "    return model",
         "    kept = []\n    def stale(module, inputs):\n        kept.append(module.weight.detach().clone())\n"
         "        module.weight.data.copy_(kept[0])\n"
         "    model.predictor.blocks[1].mlp.fc1.register_forward_pre_hook(stale)\n    return model",
-        "loss/2", "after the first step",
-    ),
+        "loss/2", "after the first step"),
     "Muon on the fused matrix": Fault(
         Layout("Muon", 2, what=MUON, sharding={"sharding_size": "auto"}), "training.pytorch.stepper:Stepper.__init__",
-        "declared[name].matrices for", "1 for", "step/", "the optimizer",
-    ),
+        "declared[name].matrices for", "1 for", "step/", "the optimizer"),
     "a compiled graph that leaves a gradient out": Fault(
         Layout("compiled", flags=("--torch-compile",)), "framework.pytorch.runtime:compile_blocks",
         "    for block in blocks:", "    for block in blocks:\n        block.mlp.fc2.bias.requires_grad_(False)",
-        "gradient/blocks.0.mlp.fc2.bias", GRADIENTS,
-    ),
+        "gradient/blocks.0.mlp.fc2.bias", GRADIENTS),
     "a lost last micro-batch": Fault(
-        REPLICATED, STEP, "for number in range(count):", "for number in range(count - 1):", "gradient/", "forward",
-    ),
+        REPLICATED, STEP, "for number in range(count):", "for number in range(count - 1):", "gradient/", "forward"),
     "a wrong eps": Fault(
         REPLICATED, "models.dit:token_norm", "eps=1e-6, elementwise_affine=False", "eps=1e-5, elementwise_affine=False",
-        "gradient/blocks.0.", "forward: module blocks.0.norm1",
-    ),
+        "gradient/blocks.0.", "forward: module blocks.0.norm1"),
     "LoRA scale twice": Fault(
         ADAPTED, "models.lora:LoraLinear.forward", "self.scale * change", "self.scale**2 * change",
-        "gradient/blocks.", "forward: module t_embedder.mlp.0",
-    ),
+        "gradient/blocks.", "forward: module t_embedder.mlp.0"),
     "RoPE's offset on the second rank": Fault(
         ULYSSES, "models.layers:self_attention", "q, k, v = ops.tokens_to_heads(q)",
         "import torch.distributed\n    cos = cos.roll(torch.distributed.get_rank(), 0)\n"
-        "    q, k, v = ops.tokens_to_heads(q)", "gradient/", "forward: module blocks.0.attn1",
-    ),
-    "a batch written anew before it is copied": Fault(
-        DEVICE, "framework.pytorch.runtime:to_device",
+        "    q, k, v = ops.tokens_to_heads(q)", "gradient/", "forward: module blocks.0.attn1"),
+    "a batch written anew before it is copied": Fault(DEVICE, "framework.pytorch.runtime:to_device",
         "    return {name: x.pin_memory().to(target, non_blocking=True) for name, x in tensors.items()}",
         "    tensors = {name: x.pin_memory() for name, x in tensors.items()}\n"
         "    there = {name: x.to(target, non_blocking=True) for name, x in tensors.items()}\n"
         "    for x in tensors.values():\n        x.zero_()\n    return there",
-        "gradient/", "forward: the data: input 0",
-    ),
+        "gradient/", "forward: the data: input 0"),
 }  # fmt: skip
 OPERATORS = {"the scale of attention": FAULTS["the scale of attention on MindSpore"]}
 """What a side of ``mm-dit compare`` may have."""

@@ -24,6 +24,7 @@ from mindspeed_mm_dit.tools.verify.processes import Task, batch_size_of, find_py
 from mindspeed_mm_dit.tools.verify.table import Finding, judge_steps, relative_error, worst
 from tests.conftest import GOLDEN
 from tests.mindspore.launch import PYTHON, needs_mindspore
+from tests.tools.tables import refusals
 from tests.tools.verify import forked_tasks
 from tests.tools.verify.foreign import rows
 
@@ -62,7 +63,6 @@ def test_equal_sides_pass_with_weights_of_a_checkpoint(tiny, tmp_path, forked):
     flags = training_flags(model, data, Path("none"), 1, 1234, 8, None)
     task = Task(("--ai-framework", "pytorch", *flags), f"{tmp_path}/fresh", steps=1, randomise_zeros=False)
     (from_the_seed,) = Side("pytorch", sys.executable, "fresh").take([task], tmp_path)
-
     words = f"--checkpoint {tmp_path}/other.safetensors --steps 1 --sample-steps 2 --batch-size 8"
     args = arguments(tiny, tmp_path / "r.html", *words.split())
     assert run_sides(args, tuple(Side("pytorch", sys.executable, name) for name in "ab")) == 0
@@ -89,12 +89,9 @@ def test_first_wrong_module_is_the_smallest_with_right_inputs():
     back = [Finding("given/b", 1.0, 1e-5), Finding("back/b", 1.0, 1e-5), Finding("back/a", 1.0, 1e-5)]
     assert describe_first_wrong(findings) == "forward: module attn, first seen in proj"  # (which is fed what is wrong)
     assert describe_first_wrong([Finding("output/x", float("nan"), 1e-5)]) == "forward: module x"
-    assert describe_first_wrong([Finding("input//2", 1.0, 1e-5), *findings]).startswith(
-        "forward: the data: input 2 of the"
-    )
-    assert describe_first_wrong(back) == "backward: module a" and describe_first_wrong(findings[:1]).startswith(
-        "after backward"
-    )
+    assert "forward: the data: input 2" in describe_first_wrong([Finding("input//2", 1.0, 1e-5), *findings])
+    assert describe_first_wrong(back) == "backward: module a"
+    assert "after backward" in describe_first_wrong(findings[:1])
 
 
 def test_error_is_relative_and_infinite_for_nan():
@@ -120,10 +117,9 @@ def test_training_flags_are_those_of_the_run_without_saving(tmp_path):
 def test_missing_interpreter_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match="--mindspore-python"):
-        find_python("mindspore", None)
-    with pytest.raises(PlatformError, match="--pytorch-python = nowhere/python"):
-        find_python("pytorch", "nowhere/python")
+    for given in (("mindspore", None), ("pytorch", "nowhere/python")):
+        with pytest.raises(PlatformError, match=f"--{given[0]}-python"):
+            find_python(*given)
 
 
 @pytest.mark.extended
@@ -133,33 +129,27 @@ def test_side_that_fails_says_why(tmp_path):
         Side("pytorch", sys.executable, "broken").take([task], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
+def test_compare_refuses_before_any_work(tiny):
+    for flags in (
         "--steps -1", "--data nowhere.json", "--output r.md", "--output /dev/null/r.html", "--sample-steps 2000",
         "--batch-size 0", "--train-args nowhere.args", "--checkpoint nowhere", "--model nowhere.json",
-    ],
-)  # fmt: skip
-def test_compare_refuses_before_any_work(tiny, flags):
-    given = arguments(tiny, Path("r.html"), *flags.split())
-    with pytest.raises(UserError, match=flags.partition(" ")[0]):
-        check_arguments(given)
+    ):  # fmt: skip
+        given = arguments(tiny, Path("r.html"), *flags.split())
+        with pytest.raises(UserError, match=flags.partition(" ")[0]):
+            check_arguments(given)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "--model"),
-        (["a.trace"], "two step traces"),
-        (["a.trace", "b.trace"], "a.trace"),
-        (["--against", "diffusers:Wan"], "WanTransformer3DModel"),
-        (["--against", "timm:vit"], "timm:vit"),
-        (["--against", f"diffusers:{GOLDEN}/zimage_tiny"], "ZImageTransformer2DModel"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(words, message, capsys, framework):
-    assert main(["compare", *words]) == 2
-    assert message in capsys.readouterr().err
+@refusals(f"""
+--steps 1 | --model
+a.trace | two step traces
+a.trace b.trace | a.trace
+--against diffusers:Wan | WanTransformer3DModel
+--against timm:vit | timm:vit
+--against diffusers:{GOLDEN}/zimage_tiny | ZImageTransformer2DModel
+""")
+def test_what_cannot_be_compared_is_refused(flags, named, capsys, framework):
+    assert main(["compare", *flags.split()]) == 2
+    assert named in capsys.readouterr().err
 
 
 @pytest.mark.pytorch
@@ -177,10 +167,13 @@ def test_weights_of_another_config_json_are_named(tmp_path, capsys, framework):
     name = "transformer_blocks.0.attn.to_q.bias"
     (tmp_path / "config.json").write_bytes((GOLDEN / "sd35_tiny/config.json").read_bytes())
     whole = diffusers_folder.read_arrays(GOLDEN / "sd35_tiny")
-    for change, said in (({name: None}, f"{name} is missing"), ({"foo": np.ones(2)}, "foo"),
-                         ({name: np.ones(2)}, f"{name} is (2,)")):  # fmt: skip
-        optimizer_rounding = {key: array for key, array in (whole | change).items() if array is not None}
-        write_arrays(tmp_path / "diffusion_pytorch_model.safetensors", optimizer_rounding, {})
+    for key, array, said in (
+        (name, None, f"{name} is missing"),
+        ("foo", np.ones(2), "foo"),
+        (name, np.ones(2), "(2,)"),
+    ):
+        arrays = {key: array for key, array in (whole | {key: array}).items() if array is not None}
+        write_arrays(tmp_path / "diffusion_pytorch_model.safetensors", arrays, {})
         assert main(["compare", "--against", f"diffusers:{tmp_path}"]) == 2
         assert said in capsys.readouterr().err
 

@@ -6,7 +6,6 @@ import math
 import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,20 +19,7 @@ from mindspeed_mm_dit.tools.verify.compare_traces import compare_traces
 from mindspeed_mm_dit.tools.verify.module_recorder import functions_for
 from mindspeed_mm_dit.tools.verify.step_trace import write
 from tests.conftest import FRAMEWORK
-from tests.tools.verify.foreign import (
-    EITHER,
-    FAULTS,
-    PLAIN,
-    PYTORCH,
-    Loop,
-    Wrapped,
-    by_hand,
-    network,
-    odd,
-    reordered,
-    rows,
-    train,
-)
+from tests.tools.verify.foreign import EITHER, FAULTS, PLAIN, PYTORCH, Loop, Wrapped, network, odd, rows, train
 
 TWO = (1e-2, 1e-2)
 """Rates of two steps."""
@@ -93,12 +79,10 @@ def test_average_that_misses_a_compiled_module_is_named(framework, right, tmp_pa
     assert found.where == "step 1, the average: weights are right, their average is not" and "average/" in found.named
 
 
+WAYS = ("attention by hand", "keys in another order", "halves of the sums", "recomputed blocks")
 STEPS = {
     "the same again": {},
-    **({"recomputed blocks": {"parts": replace(PLAIN, **PYTORCH["recomputed blocks"])}} if PYTORCH else {}),
-    "attention by hand": {"parts": replace(PLAIN, attention=by_hand)},
-    "keys in another order": {"parts": replace(PLAIN, attention=reordered)},
-    "halves of the sums": {"parts": replace(PLAIN, **EITHER["halves of the sums"])},
+    **{name: {"parts": replace(PLAIN, **parts)} for name, parts in {**EITHER, **PYTORCH}.items() if name in WAYS},
     "weights of the loss in another order": {"loop": Loop(weight=lambda t: t + 1.0)},
     "a share in another order": {"loop": Loop(share=lambda counted, total: 1 / (total / counted))},
 }
@@ -121,14 +105,9 @@ def test_bounds_of_clipped_gradients_are_as_sharp(framework, right, tmp_path):
     assert {name.partition("/")[0] for name in clipped} >= {"output", "gradient norm", "gradient", "step"}
 
 
-@contextlib.contextmanager
-def unwatched(*given):
-    yield SimpleNamespace(step=lambda loss: None)
-
-
 def test_trace_changes_no_number_of_the_run(framework, tmp_path):
-    after = []
-    for record_trace in (unwatched, lambda *given: dit.record_trace(*given[:2], tmp_path / "w")):
+    after, unwatched = [], contextlib.nullcontext(SimpleNamespace(step=lambda loss: None))
+    for record_trace in (lambda *given: unwatched, lambda *given: dit.record_trace(*given[:2], tmp_path / "w")):
         made = network(framework, depth=1)
         train(framework, made, Loop(), record_trace)
         room = functions_for(made)
@@ -141,26 +120,19 @@ def test_trace_changes_no_number_of_the_run(framework, tmp_path):
 
 @pytest.mark.pytorch
 def test_traces_that_cannot_be_compared_are_refused(framework, right, tmp_path):
-    for words, other in {
-        "are steps of other inputs": {"loop": Loop(seed=40)},
-        "are steps of other weights: x_embedder.weight": {"seed": 1},
-    }.items():
-        with pytest.raises(UserError, match=words):
-            compare_traces(right, recorded(framework, tmp_path / f"{other}"[:20], **other))
+    for words, other in (("inputs", {"loop": Loop(seed=40)}), ("x_embedder.weight", {"seed": 1})):
+        with pytest.raises(UserError, match=f"are steps of other .*{words}"):
+            compare_traces(right, recorded(framework, tmp_path / words, **other))
     damaged = shutil.copytree(right, tmp_path / "w")
     file = next(damaged.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match="is cut short or damaged"):
+    with pytest.raises(UserError, match="damaged"):
         compare_traces(right, damaged)
     (damaged / "step1-rank0.json").unlink()
     assert main(["compare", str(right), str(damaged)]) == 2
+    other = network(framework)
     with pytest.raises(UserError, match="the model was not called"):
-        train(
-            framework,
-            network(framework),
-            Loop(),
-            lambda model, *more: dit.record_trace(network(framework), more[0], "e"),
-        )
+        train(framework, other, Loop(), lambda model, *more: dit.record_trace(network(framework), more[0], "e"))
 
 
 def of_mean(each):
@@ -173,15 +145,15 @@ def recorded_odd(place, told=of_mean, factor=1.0, closure=False):
     made, asked = odd()
     made.b.register_forward_hook(lambda module, given, output: output * factor)
     optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+
+    def losses():
+        optimizer.zero_grad()
+        each = made(*asked).square().mean((1, 2))
+        each.mean().backward()
+        return each
+
     with dit.record_trace(made, optimizer, place) as w:
         for _ in range(2):
-
-            def losses():
-                optimizer.zero_grad()
-                each = made(*asked).square().mean((1, 2))
-                each.mean().backward()
-                return each
-
             w.step(told(optimizer.step(losses) if closure else (losses(), optimizer.step())[0]))
     return place
 
@@ -193,7 +165,7 @@ def test_traces_are_compared_by_what_both_have(tmp_path):
         found = compare_traces(right, recorded_odd(tmp_path / f"{factor}{told}", told, factor))
         assert (found.good, found.where) == (not where, where), str(found)
         found.save(tmp_path / "r.html")
-    with pytest.raises(UserError, match=r"(?s)took no step after backward\(\).*without a closure"):
+    with pytest.raises(UserError, match="closure"):
         recorded_odd(tmp_path / "closure", closure=True)
 
 
@@ -222,7 +194,7 @@ def test_bounds_are_measured_whatever_the_model_returns(tmp_path, name):
             w.step(loss)
         return place
 
-    noise = json.loads((Path(recorded_of(tmp_path / "a")) / "step1-rank0.json").read_text())["noise"]
+    noise = json.loads((recorded_of(tmp_path / "a") / "step1-rank0.json").read_text())["noise"]
     assert {each for each in noise if each.startswith("gradient/")} >= {"gradient/a.weight", "gradient/table.weight"}
     assert all(1e-9 < noise[each] < 1e-4 for each in ("gradient/a.weight", "gradient norm/1", "loss/1"))
     assert compare_traces(tmp_path / "a", recorded_of(tmp_path / "b", 1 + 1e-7)).good
@@ -236,10 +208,8 @@ def test_other_names_are_paired_by_a_mapping(framework, right, tmp_path, capsys)
     for place, rule, code, said in (
         ("w", {"net": ""}, 0, "verdict: PASS"),
         ("causal", {"net": ""}, 1, "step 1, forward: module net.blocks.0.attn (theirs: blocks.0.attn)"),
-        ("w", {"nett": ""}, 2, "'nett': names no parameter of mine"),
-        ("w", {"net": 5}, 2, "names: 'net' = 5"),
-        ("w", {"net": []}, 2, "names: 'net' = []"),
-    ):
+        ("w", {"nett": ""}, 2, "'nett'"), ("w", {"net": 5}, 2, "'net' = 5"), ("w", {"net": []}, 2, "'net' = []"),
+    ):  # fmt: skip
         names.write_text(json.dumps(rule))
         flags = ["--names", str(names), "--output", str(tmp_path / "r.html")]
         assert main(["compare", str(right), str(tmp_path / place), *flags]) == code
@@ -276,11 +246,10 @@ def test_ranks_are_compared_one_by_one(framework, tmp_path):
     def late(t, step):
         return 1 - t if torch.distributed.get_rank() else t
 
+    ways = (("replicated", torch.nn.parallel.DistributedDataParallel, Loop.time), ("sharded", sharded, Loop.time))
+
     def work():
-        for name, prepare, time in (
-            ("replicated", torch.nn.parallel.DistributedDataParallel, Loop.time), ("sharded", sharded, Loop.time),
-            ("wrong", sharded, late),
-        ):  # fmt: skip
+        for name, prepare, time in (*ways, ("wrong", sharded, late)):
             loop = Loop(seed=1 + 10 * torch.distributed.get_rank(), time=time)
             recorded(framework, tmp_path / name, loop=loop, prepare=prepare)
 

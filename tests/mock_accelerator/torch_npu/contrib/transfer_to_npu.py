@@ -1,7 +1,5 @@
 """Has a program that asks for CUDA find this device, as torch_npu's module of this name does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
