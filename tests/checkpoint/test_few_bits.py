@@ -119,6 +119,27 @@ def test_fused_layers_of_authors_are_quantised_whole_and_split_as_stored(kind, t
     )
 
 
+def test_the_network_of_a_whole_checkpoint_is_read(tmp_path):
+    def in_a_pipeline(tensors):
+        network = {f"model.diffusion_model.{name}": tensor for name, tensor in tensors.items()}
+        text = {"text_encoders.a.weight.quant_state.bitsandbytes__fp4": tensors[STATE]}
+        tensors.clear()
+        tensors.update(network | text)
+
+    rewrite(NF4, tmp_path / "a.safetensors", in_a_pipeline)
+    found, before = stored_in(tmp_path / "a.safetensors"), stored_in(NF4)
+    assert len(found) == 10 and all(same_bits(found[name], before[name]) for name in found)
+
+
+def test_adapters_are_merged_before_the_weights_are_quantised(tmp_path):
+    lora = ["--merge-lora", DIT / "lora.safetensors"]
+    assert convert(NF4, tmp_path / "wide.safetensors", *lora) == 0
+    assert convert(NF4, tmp_path / "int8.safetensors", *lora, "--dtype", "int8") == 0
+    wide, found = weights_of(tmp_path / "wide.safetensors"), stored_in(tmp_path / "int8.safetensors")
+    assert all(same_bits(stored, quantized(wide[name], "int8")) for name, stored in found.items()) and len(found) >= 10
+    assert not np.array_equal(wide[f"{LAYER}.weight"], weights_of(NF4)[f"{LAYER}.weight"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -96,8 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=(*BASE_DTYPES, _WIDE),
-        help="write the weights of linear layers in this format (a .safetensors; default: whole numbers of bits as in "
-        "SOURCE, and what is quantised there as float32)",
+        help="write the weights of linear layers in this format, in a .safetensors (default: as in SOURCE, and what is "
+        "quantised there as float32)",
     )
     parser.add_argument(
         "--weights",

@@ -235,7 +235,7 @@ def _write_safetensors(path: Path, state: State, rename: Rename = dict) -> None:
     quantised = _names_to_quantise(state, rename)
     tensors: dict[str, StoredTensor] = {}
     arrays = rename(state.weights)
-    for name, array in progress("reading", arrays.items(), total=len(arrays), unit="tensor", delay=2):
+    for name, array in progress("preparing tensors", arrays.items(), total=len(arrays), unit="tensor", delay=2):
         if name in quantised:
             tensors |= _tensors_of_few_bits(name, array, state.written_as)
         else:
