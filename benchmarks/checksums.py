@@ -22,7 +22,7 @@ from common import CLOCKS, Report, timed
 
 from mindspeed_mm_dit.checkpoint import checksums
 from mindspeed_mm_dit.checkpoint.mindspore_ckpt import write as write_with_sums
-from mindspeed_mm_dit.checkpoint.torch_folder import SummingWriter
+from mindspeed_mm_dit.checkpoint.torch_folder import ChecksumWriter
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
 
 TENSORS = 64
@@ -37,7 +37,7 @@ def main() -> None:
     tensors = {name: torch.from_numpy(row) for name, row in arrays.items()}
     writers: dict[str, Callable[[Path], object]] = {
         "pytorch without": lambda path: dcp.save(tensors, storage_writer=dcp.FileSystemWriter(path), no_dist=True),
-        "pytorch with": lambda path: dcp.save(tensors, storage_writer=SummingWriter(path), no_dist=True),
+        "pytorch with": lambda path: dcp.save(tensors, storage_writer=ChecksumWriter(path), no_dist=True),
         "mindspore without": lambda path: write_plainly(path / "state.ckpt", arrays),
         "mindspore with": lambda path: write_with_sums(path, arrays),
     }

@@ -52,7 +52,7 @@ def forward(framework: str, preset: str, target: str) -> None:
     shapes = {name: shape for name, shape in runtime.shapes(model).items() if name != "pos_embed"}
     for name, shape in shapes.items():  # one by one: 675 M parameters are held once
         runtime.load_arrays(model, {name: draw.standard_normal(shape, np.float32) * np.float32(0.02)})
-    model = runtime.freeze(model)
+    model = runtime.prepare_frozen(model)
     x = ops.tensor(draw.standard_normal((1, 4, 32, 32), np.float32))
     with ops.no_grad():
         output = ops.numpy(model(x, ops.tensor(np.array([500])), ops.tensor(np.array([207]))))

@@ -166,7 +166,7 @@ def build(args: Namespace, name: str, precision: str, side: str) -> Callable[[],
     optimizer = torch.optim.AdamW(trained, lr=1e-4, weight_decay=0.0, fused=True)  # type: ignore[attr-defined]
 
     def step() -> float:
-        with runtime.low_precision(precision == "bf16"):
+        with runtime.autocast(precision == "bf16"):
             output = network(*given.values()) if side == "ours" else tensor(network(**asked))
         loss = (output.float() - target).square().mean()
         optimizer.zero_grad()

@@ -93,9 +93,9 @@ def our_model(args: Namespace, precision: str) -> Any:
     """Return the composite with random weights, as ``load_model`` prepares it."""
     torch.manual_seed(0)
     config = model_config(args)
-    model = runtime.freeze(DiTModel(config, NoAutoencoder(config.ae)))
+    model = runtime.prepare_frozen(DiTModel(config, NoAutoencoder(config.ae)))
     if precision == "bf16":
-        runtime.cast_products_to_bf16(model.predictor)
+        runtime.cast_matmul_weights_to_bf16(model.predictor)
     if args.torch_compile:
         runtime.compile_blocks(model.blocks)
     return model

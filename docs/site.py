@@ -25,7 +25,7 @@ from mindspeed_mm_dit.configs.model import (
 )
 from mindspeed_mm_dit.configs.strict import describe_type
 from mindspeed_mm_dit.errors import flag_of
-from mindspeed_mm_dit.integrations.mindspeed_mm.flags import FLAGS, HOST_NAMES, IGNORED, SAME, HubRefusal, Key, Meaning
+from mindspeed_mm_dit.integrations.mindspeed_mm.flags import FLAGS, HOST_NAMES, IGNORED, SAME, Key, Meaning, Unsupported
 from mindspeed_mm_dit.training.flags import full_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,7 +118,7 @@ def _in_hosts(meaning: Meaning | None) -> str:
         in_host = getattr(meaning, route, SAME)
         words += [f"native engine: `{in_host.name}`"] if isinstance(in_host, Key) else []
         words += [f"no effect in {host}"] if in_host == IGNORED else []
-        words += [f"refused in {host}"] if isinstance(in_host, HubRefusal) else []
+        words += [f"refused in {host}"] if isinstance(in_host, Unsupported) else []
     return "; ".join(words)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
-from mindspeed_mm_dit.configs.predictor import Parameter, Parameters, PredictorConfig, count
+from mindspeed_mm_dit.configs.predictor import ParameterSpec, ParameterSpecs, PredictorConfig, count
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.low_bit import WIDENED_AT_ONCE, num_bytes
 from mindspeed_mm_dit.models.meta import forward_pass, multiply_adds, parameters_of
-from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
+from mindspeed_mm_dit.optimizers.contract import ConfiguredOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 
 
@@ -94,14 +94,14 @@ class Placement:
     """Number of ranks that share the tokens of a sample (--context-parallel-size)."""
     averages: int = 1
     """Number of EMAs of the weights: the plain one, and those of --power-ema-stds."""
-    optimizer: ChosenOptimizer = ADAMW
+    optimizer: ConfiguredOptimizer = ADAMW
     """The optimizer."""
     offloaded_blocks: int = 0
     """Number of blocks whose frozen weights in few bits wait in the machine's memory (--offload-blocks)."""
     offloaded: bool = False
     """Whether weights, gradients, optimizer state and EMA are in the machine's memory (fsdp2.yaml: offload_to_cpu)."""
 
-    def sharded_by(self, fsdp2: Fsdp2Config | None) -> Placement:
+    def with_sharding(self, fsdp2: Fsdp2Config | None) -> Placement:
         """Return this placement with the sharding of fsdp2.yaml; None: every rank holds all weights."""
         if fsdp2 is None:
             return self
@@ -126,9 +126,9 @@ class Memory:
     """Gathered, or cast, copies of weights and gradients that a block computes with."""
     vae: int
     """Weights of the autoencoder, and of teachers and an image encoder whose files exist."""
-    activations_per_image: int
+    activations_per_sample: int
     """Kept from forward to backward."""
-    workspace_per_image: int
+    workspace_per_sample: int
     """Temporary: gradients of activations, one recomputed block, the autoencoder's layers."""
     host_bytes_offloaded: int = 0
     """What lies in the machine's memory instead of the first four, for each rank."""
@@ -140,12 +140,12 @@ class Memory:
 
     def total(self, micro_batch_size: int) -> int:
         """Return the bytes with ``micro_batch_size`` images."""
-        return self.fixed + micro_batch_size * (self.activations_per_image + self.workspace_per_image)
+        return self.fixed + micro_batch_size * (self.activations_per_sample + self.workspace_per_sample)
 
     def largest_micro_batch(self, device_bytes: float) -> int:
         """Return how many images fit into a device of ``device_bytes``, minus RESERVE; 0 if none does."""
         free = device_bytes * (1 - RESERVE) - self.fixed
-        return max(0, int(free // (self.activations_per_image + self.workspace_per_image)))
+        return max(0, int(free // (self.activations_per_sample + self.workspace_per_sample)))
 
 
 def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) -> Memory:
@@ -168,12 +168,12 @@ def memory(model: ModelConfig, placement: Placement, online_vae: bool = True) ->
         host_bytes_offloaded=sum(state.values()) if placement.offloaded else waiting,
         gathered=max(_gathered_bytes(model, placement), _stepped_bytes(parameters, placement.optimizer)),
         vae=sum(encoder.weight_bytes() for encoder in encoders) if online_vae else 0,
-        activations_per_image=activations,
-        workspace_per_image=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
+        activations_per_sample=activations,
+        workspace_per_sample=max(workspace, model.ae.workspace_bytes(model.sample_size) if online_vae else 0),
     )
 
 
-def _saved_bytes(p: Parameter, shards: int) -> int:
+def _saved_bytes(p: ParameterSpec, shards: int) -> int:
     """Return the difference that few bits make to the bytes of a weight on one of ``shards`` ranks: negative."""
     return -(-num_bytes(p.stored_as, p.shape) // shards) - 4 * count([p], shards)
 
@@ -184,7 +184,7 @@ def offloaded_blocks(count: int, blocks: Sequence[str]) -> list[str]:
     return [block for n, block in enumerate(blocks) if (n + 1) * count // total > n * count // total]
 
 
-def _offloaded_bytes(parameters: Parameters, blocks: int) -> tuple[int, int]:
+def _offloaded_bytes(parameters: ParameterSpecs, blocks: int) -> tuple[int, int]:
     """Return the bytes that wait in the machine's memory, and those of the two buffers on the device."""
     by_block = parameters.by_block()
     waiting = [
@@ -194,21 +194,21 @@ def _offloaded_bytes(parameters: Parameters, blocks: int) -> tuple[int, int]:
     return sum(waiting), 2 * max(waiting, default=0)
 
 
-def optimizer_bytes(parameters: Parameters, optimizer: ChosenOptimizer, shards: int = 1) -> int:
+def optimizer_bytes(parameters: ParameterSpecs, optimizer: ConfiguredOptimizer, shards: int = 1) -> int:
     """Return the bytes of optimizer state on the fullest of ``shards`` ranks, without its step counters."""
 
-    def state_bytes(p: Parameter) -> int:
+    def state_bytes(p: ParameterSpec) -> int:
         return 4 * len(optimizer.rule_of(p).state) * count([p], shards)
 
     return sum(state_bytes(p) for p in parameters.values() if p.trained)
 
 
-def gathered_elements(parameters: Parameters, optimizer: ChosenOptimizer) -> int:
+def gathered_elements(parameters: ParameterSpecs, optimizer: ConfiguredOptimizer) -> int:
     """Return the elements whose shards an optimizer step must gather, because it needs their whole change."""
     return count(p for p in parameters.values() if p.trained and optimizer.rule_of(p).update_matrices)
 
 
-def _stepped_bytes(parameters: Parameters, optimizer: ChosenOptimizer) -> int:
+def _stepped_bytes(parameters: ParameterSpecs, optimizer: ConfiguredOptimizer) -> int:
     """Return the bytes for stepping the largest whole matrix: its change, the result, and intermediate products."""
     matrix_sizes = (count([p]) for p in parameters.values() if optimizer.rule_of(p).update_matrices)
     return 4 * _MATRIX_COPIES * max(matrix_sizes, default=0)
@@ -229,15 +229,15 @@ def _gathered_bytes(model: ModelConfig, placement: Placement) -> int:
     whole = parameters_of(model)
     widened = max((_widened_bytes(p, placement) for p in whole.values() if p.stored_as), default=0)
     wide = {name: p for name, p in whole.items() if not p.stored_as}
-    return widened + _copied_bytes(Parameters(wide, whole.blocks), placement)
+    return widened + _copied_bytes(ParameterSpecs(wide, whole.blocks), placement)
 
 
-def _widened_bytes(p: Parameter, placement: Placement) -> int:
+def _widened_bytes(p: ParameterSpec, placement: Placement) -> int:
     """Return the bytes for widening a weight in few bits inside a product: all of it, and what a chunk takes."""
     return (2 if placement.precision.mode else 4) * count([p]) + 10 * min(count([p]), WIDENED_AT_ONCE)
 
 
-def _copied_bytes(parameters: Parameters, placement: Placement) -> int:
+def _copied_bytes(parameters: ParameterSpecs, placement: Placement) -> int:
     if placement.precision.mode == "autocast":
         return 2 * parameters.num_elements()  # a copy of each weight is kept until backward is over
     if placement.shard_ranks == 1 and placement.precision.mode is None and not placement.offloaded:

@@ -43,7 +43,7 @@ def register(kind: str, name: str, record: Any) -> None:
         )
     if _load_record(kind, name, record) != record:
         raise ConfigError(
-            f"{kind} {name!r} is registered already. Choose another name, or uninstall one of the plugins."
+            f"The {kind} {name!r} is registered already. Choose another name, or uninstall one of the plugins."
         )
     _RECORDS[kind][name] = record
 

@@ -240,7 +240,7 @@ def test_a_single_class_or_prompt_stands_for_itself_and_a_size_may_be_written(tr
     (np.zeros((2, 1, 8, 8), np.float32), {"classes": [1, 2]}, "float32"),
     (np.zeros((2, 8, 8), np.uint8), {"classes": [1, 2]}, "uint8"),
     (np.zeros((0, 1, 8, 8), np.uint8), {"classes": []}, "uint8"),
-    (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, "3 channels"),
+    (np.zeros((2, 3, 8, 8), np.uint8), {"classes": [1, 2]}, r"\(2, 3, 8, 8\).* 1 channel"),
     (np.zeros((2, 1, 8, 9), np.uint8), {"classes": [1, 2]}, "patches"),
     (np.zeros((2, 1, 8, 8), np.uint8), {"classes": [1]}, "2 samples.* 1 of label"),
     (np.zeros((2, 1, 8, 8), np.uint8), {}, "classes"),

@@ -114,11 +114,15 @@ def test_a_fault_that_no_cpu_sees_is_caught_on_a_device(name, project):
     assert_is_caught(ON_A_DEVICE[name], project, f"{project}{os.pathsep}{project}/tests/mock_accelerator")
 
 
+def test_every_fault_has_its_line():
+    for file, line, _, _ in (FAULTS | ON_A_DEVICE).values():
+        assert (ROOT / "mindspeed_mm_dit" / file).read_text().count(line) == 1, (file, line)
+
+
 def assert_is_caught(fault, project, path):
     file, line, broken, test = fault
     source = project / "mindspeed_mm_dit" / file
     text = source.read_text()
-    assert text.count(line) == 1
     source.write_text(text.replace(line, broken))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "--extended", *test.split()]

@@ -18,12 +18,12 @@ from mindspeed_mm_dit.checkpoint.store import read_facts, read_newest
 from mindspeed_mm_dit.configs.autoencoder import WEIGHT_FILES
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.predictor import Parameter, PredictorConfig
+from mindspeed_mm_dit.configs.predictor import ParameterSpec, PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
 from mindspeed_mm_dit.framework.low_bit import StoredArray, as_stored
 from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.weight_adapters import AdaptedTensor, SourceTensor, adapter_of
+from mindspeed_mm_dit.models.weight_adapters import AdaptedTensor, SourceTensor, weight_converter_of
 
 _HEADS = ("num_heads", "num_attention_heads")
 """Keys of the number of heads, which is compared by ``SourceWeights.num_heads`` if it is known."""
@@ -102,7 +102,7 @@ def read_source(init_from: str | Path, here: PredictorConfig) -> SourceWeights:
 def _model_path(path: Path) -> Path:
     """Return ``path``, or the diffusers folder that contains it as its file of weights."""
     is_weight_file = path.is_file() and path.name.partition(".")[0] == WEIGHT_FILES[0].partition(".")[0]
-    is_part = is_weight_file and FORMATS["diffusers"].fits(path.parent)
+    is_part = is_weight_file and "diffusers" in FORMATS and FORMATS["diffusers"].fits(path.parent)
     return path.parent if is_part else path
 
 
@@ -167,14 +167,16 @@ def adapt_weights(
         for name, parameter in parameters_of(here).items()
     }
     misfits = [name for name, tensor in adapted.items() if tensor is None]
-    misfits += [name for name in source.weights if name not in adapted and not adapter_of(here).is_optional(name)]
+    misfits += [
+        name for name in source.weights if name not in adapted and not weight_converter_of(here).is_optional(name)
+    ]
     differ = _differences(source, here)
     # (without a description all settings but num_heads were inferred from shapes, so misfits show what differs)
     if misfits or (differ if source.is_described else "num_heads" in differ):
         more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
         raise CheckpointError(
             f"{source.what} does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}. "
-            f"Only {', '.join(adapter_of(here).adaptable(here))} may differ."
+            f"Only {', '.join(weight_converter_of(here).adaptable(here))} may differ."
         )
     return [InitialValue(name, _with_few_bits(tensor.value), tensor.how) for name, tensor in adapted.items() if tensor]
 
@@ -196,15 +198,20 @@ def base_digest(weights: Mapping[str, np.ndarray]) -> str:
 
 
 def _adapt_parameter(
-    source: SourceWeights, here: PredictorConfig, name: str, parameter: Parameter, labels: Mapping[int, int], seed: int
+    source: SourceWeights,
+    here: PredictorConfig,
+    name: str,
+    parameter: ParameterSpec,
+    labels: Mapping[int, int],
+    seed: int,
 ) -> AdaptedTensor | None:
     """Return the initial value of one parameter; None if the source has no tensor that fits."""
     initialised = lambda: initial_value(name, parameter, seed)  # noqa: E731
     if name not in source.weights:
         how = "drawn anew: the given weights have none"
-        return AdaptedTensor(initialised(), how) if adapter_of(here).is_optional(name) else None
+        return AdaptedTensor(initialised(), how) if weight_converter_of(here).is_optional(name) else None
     tensor = SourceTensor(source.weights[name], source.predictor, parameter.shape, labels, initialised)
-    adapted = adapter_of(here).adapt_weight(here, name, tensor)
+    adapted = weight_converter_of(here).adapt_weight(here, name, tensor)
     return adapted if adapted is not None and adapted.value.shape == parameter.shape else None
 
 
@@ -238,7 +245,7 @@ def _differences(source: SourceWeights, here: PredictorConfig) -> dict[str, str]
 
 def differing_settings(there: PredictorConfig, here: PredictorConfig) -> dict[str, str]:
     """Describe each setting, other than the number of heads, that differs and cannot be adapted, by its name."""
-    adaptable = (*_HEADS, *adapter_of(here).adaptable(here))
+    adaptable = (*_HEADS, *weight_converter_of(here).adaptable(here))
     return {
         name: f"{name} is {vars(there).get(name)} there and {value} here"
         for name, value in vars(here).items()

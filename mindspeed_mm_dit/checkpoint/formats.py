@@ -83,13 +83,13 @@ def format_of_source(path: Path) -> str:
     raise CheckpointError(f"SOURCE = {path} is in none of the formats {', '.join(FORMATS)}.")
 
 
-def choose_format(path: Path, to: str | None) -> str:
-    """Return the name of the format that ``path`` will be in: ``to``, or the one of its ending."""
+def choose_format(path: Path, to: str | None, flag: str = "TARGET") -> str:
+    """Return the name of the format that ``path``, the value of ``flag``, gets: ``to``, or the one of its ending."""
     by_ending = next((name for name, known in FORMATS.items() if path.suffix in known.endings), None)
     folders = [name for name, known in FORMATS.items() if not known.endings]
     if by_ending is None and to is None:
         raise ConfigError(
-            f"TARGET = {path} has an ending that names no format. End it in .pt, .safetensors or .ckpt, or give --to "
+            f"{flag} = {path} has an ending that names no format. End it in .pt, .safetensors or .ckpt, or give --to "
             f"{'|'.join(folders)} for a folder."
         )
     name = to or by_ending
@@ -97,10 +97,10 @@ def choose_format(path: Path, to: str | None) -> str:
         raise ConfigError(f"--to = {to} is none of the formats {', '.join(FORMATS)}.")
     endings = FORMATS[name].endings
     if endings and path.suffix not in endings:
-        raise ConfigError(f"TARGET = {path} does not look like --to {name}. End it in {' or '.join(endings)}.")
+        raise ConfigError(f"{flag} = {path} does not look like --to {name}. End it in {' or '.join(endings)}.")
     if not endings and by_ending is not None:
         raise ConfigError(
-            f"TARGET = {path} does not look like --to {name}, a folder. Give a folder, such as {path.with_suffix('')}."
+            f"{flag} = {path} does not look like --to {name}, a folder. Give a folder, such as {path.with_suffix('')}."
         )
     return name
 

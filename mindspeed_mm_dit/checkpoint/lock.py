@@ -24,7 +24,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.terminal import logger
 
 NAME = ".claim"
-MOST_BYTES = 1000
+MAX_BYTES = 1000
 """What is read of a locked file, which holds one line."""
 _NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 """What flock returns on a file system without locks, such as Lustre mounted without them."""
@@ -110,7 +110,7 @@ class FolderLock:
             self._descriptor = None
 
     def _locked_error(self, descriptor: int) -> ConfigError:
-        owner = os.pread(descriptor, MOST_BYTES, 0).decode("utf-8", "replace").strip() or "another run"
+        owner = os.pread(descriptor, MAX_BYTES, 0).decode("utf-8", "replace").strip() or "another run"
         minutes = (time.time() - os.fstat(descriptor).st_mtime) / 60
         age = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
         return ConfigError(

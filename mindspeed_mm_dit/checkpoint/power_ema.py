@@ -27,7 +27,7 @@ MAX_STD = 1 / math.sqrt(12)
 """Width of the plain mean of all steps, gamma = 0."""
 
 
-class Profile(NamedTuple):
+class EmaProfile(NamedTuple):
     """The profile of an EMA: the weight of each step."""
 
     step: int
@@ -63,7 +63,7 @@ def decay_weight(step: int, gamma: float) -> float:
     return 1.0 if step == 1 else -math.expm1((gamma + 1) * math.log1p(-1 / step))
 
 
-def solve_coefficients(saved: Sequence[Profile], target: Profile) -> tuple[np.ndarray, float]:
+def solve_coefficients(saved: Sequence[EmaProfile], target: EmaProfile) -> tuple[np.ndarray, float]:
     """Return the factors with which the EMAs ``saved`` sum up closest to ``target``, and the error of that sum.
 
     The factors, float64, add up to one. The error is the root mean square error of the profile, relative to that of
@@ -89,7 +89,7 @@ def _step_edges(steps: Sequence[int]) -> np.ndarray:
     return np.union1d(even, [float(step) for step in steps])
 
 
-def _step_weights(profile: Profile, edges: np.ndarray) -> np.ndarray:
+def _step_weights(profile: EmaProfile, edges: np.ndarray) -> np.ndarray:
     """Return the weight in the EMA of the steps between each two edges; the weights sum to one."""
     return np.diff(np.minimum(edges / profile.step, 1.0) ** (gamma_of_std(profile.std) + 1))
 

@@ -15,7 +15,7 @@ from mindspeed_mm_dit.checkpoint.store import RESTORE_IT
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, ModelConfig, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.errors import CheckpointError
-from mindspeed_mm_dit.models.weight_adapters import adapter_of
+from mindspeed_mm_dit.models.weight_adapters import weight_converter_of
 
 Arrays = dict[str, np.ndarray]
 """Tensors by name. Matrices of few bits are ``StoredArray`` (``framework/low_bit.py``), which act as arrays of float32;
@@ -135,7 +135,7 @@ def infer_predictor(
     if described is not None:
         return described
     for kind in PREDICTOR_CONFIGS.values():
-        if (inferred := adapter_of(kind).of_shapes(shapes)) is not None:
+        if (inferred := weight_converter_of(kind).of_shapes(shapes)) is not None:
             return inferred
     if "model" in facts:
         predictor: PredictorConfig = model_config_from_mapping(facts["model"], "model.json").predictor
@@ -148,7 +148,7 @@ def infer_predictor(
 
 
 def first_differing_setting(here: ModelConfig, there: ModelConfig) -> tuple[str, Any, Any] | None:
-    """Return the first setting of LEARNED in which two models differ, with its value in each, or None."""
+    """Return the first setting of LEARNED_SETTINGS in which two models differ, with its value in each, or None."""
     for section, names in LEARNED_SETTINGS.items():
         ours, theirs = vars(getattr(here, section)), vars(getattr(there, section))
         for name in names:

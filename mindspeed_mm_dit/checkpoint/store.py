@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -408,6 +408,9 @@ def missing_optimizer_error(path: Path) -> CheckpointError:
 
 def read_error(problem: BaseException, path: Path) -> CheckpointError:
     """Return the error that says why the checkpoint ``path`` could not be read."""
+    for cause in _causes(problem):
+        if isinstance(cause, CheckpointError):
+            return CheckpointError(str(cause))
     return CheckpointError(
         f"The checkpoint {path} cannot be read: {_root_cause(problem)}. Restore it from a copy, or move it away to use "
         "the checkpoint before it."
@@ -418,16 +421,20 @@ _TRUNCATED_MESSAGE = "enforce fail at inline_container"
 """Part of PyTorch's message if a file does not end where PyTorch has written to."""
 
 
-def _root_cause(error: BaseException) -> str:
-    """Return what went wrong first, preferring an error of the operating system to one of the file format."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what led to it, the last first."""
     failures = getattr(error, "failures", None)  # DCP's CheckpointException keeps one per rank
     if failures:
         error = next(iter(failures.values()))[0]
-    first, deeper = error, error.__cause__ or error.__context__
-    while deeper is not None:
-        if isinstance(deeper, OSError):
-            first = deeper
-        deeper = deeper.__cause__ or deeper.__context__
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _root_cause(error: BaseException) -> str:
+    """Return what went wrong first, preferring an error of the operating system to one of the file format."""
+    causes = list(_causes(error))
+    first = next((cause for cause in reversed(causes) if isinstance(cause, OSError)), causes[0])
     if _TRUNCATED_MESSAGE in str(first):  # from another rank, without the operating system's error
         return "a file on the disk is shorter than what was written to it, as if the disk were full"
     return f"{type(first).__name__}: {first}".splitlines()[0].rstrip(".")

@@ -11,7 +11,7 @@ from pathlib import Path
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, StorageSupport
 from mindspeed_mm_dit.checkpoint.state import Shapes, State, check_names, infer_predictor, shapes_of
 from mindspeed_mm_dit.checkpoint.store import ADAPTERS, SETTINGS, CheckpointStore, without_folders
-from mindspeed_mm_dit.configs.predictor import Parameters
+from mindspeed_mm_dit.configs.predictor import ParameterSpecs
 from mindspeed_mm_dit.configs.tuning import tuning_from_facts
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
@@ -32,7 +32,7 @@ def check_state(state: State, what: str) -> None:
     check_trees(state, expected, what, predictor.model_id)
 
 
-def _optimizer_shapes(parameters: Parameters, state: State, what: str) -> Shapes:
+def _optimizer_shapes(parameters: ParameterSpecs, state: State, what: str) -> Shapes:
     optimizer = optimizer_from_facts(state.facts.get(SETTINGS), what)
     return {
         f"state.{name}.{kind}": shape
@@ -112,19 +112,26 @@ def write(target: Path, target_format: str, state: State) -> None:
 
 
 def check_target(
-    source: Path, target: Path, overwrite: bool, is_ours: Callable[[Path], bool] = lambda path: False
+    source: Path,
+    target: Path,
+    overwrite: bool,
+    is_ours: Callable[[Path], bool] = lambda path: False,
+    flags: tuple[str, str] = ("SOURCE", "TARGET"),
 ) -> None:
-    """Refuse to replace anything but a checkpoint, or what ``is_ours`` accepts, and that only with ``overwrite``."""
-    here, there = source.resolve(), target.resolve()
+    """Refuse to replace anything but a checkpoint, or what ``is_ours`` accepts, and that only with ``overwrite``.
+
+    ``flags``: where the user named ``source`` and ``target``.
+    """
+    here, there, what = source.resolve(), target.resolve(), f"{flags[1]} = {target}"
     if here == there or there in here.parents or here in there.parents:
-        raise CheckpointError(f"TARGET = {target} overlaps with SOURCE. Choose another path.")
+        raise CheckpointError(f"{what} overlaps with {flags[0]}. Choose another path.")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not overwrite:
-        raise CheckpointError(f"TARGET = {target} exists. Choose another path, or add --overwrite.")
+        raise CheckpointError(f"{what} exists. Choose another path, or add --overwrite.")
     is_checkpoint = CheckpointStore(target).iterations() or any(known.fits(target) for known in FORMATS.values())
     if target.is_dir() and not is_checkpoint and not is_ours(target):
-        raise CheckpointError(f"TARGET = {target} is a folder, but not a checkpoint. Choose another path.")
+        raise CheckpointError(f"{what} is a folder, but not a checkpoint. Choose another path.")
 
 
 def write_atomically(target: Path, make: Callable[[Path], object], is_folder: bool) -> None:

@@ -59,12 +59,12 @@ class Writer(BackgroundWriter):
         return _copied(part) if self._in_background else part
 
     def write(self, state: State, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write what ``copied`` returned to the folder ``path``; then, on rank 0, call ``when_complete``.
+        """Write what ``copy_to_host`` returned to the folder ``path``; then, on rank 0, call ``when_complete``.
 
         Call :meth:`wait` for the previous write first. The tensors may change as soon as this returns. An error on any
         rank is known to all of them; :meth:`wait` returns it.
         """
-        to_disk = {"storage_writer": torch_folder.SummingWriter(path), "process_group": self._group}
+        to_disk = {"storage_writer": torch_folder.ChecksumWriter(path), "process_group": self._group}
 
         def finish(written: Callable[[], object]) -> None:
             written()
@@ -153,11 +153,11 @@ def read(state: State, path: Path, partial: bool = False) -> None:
 
 def _load(state: State, path: Path, partial: bool, alone: bool = False) -> None:
     no_dist = alone or not (dist.is_available() and dist.is_initialized())
-    planner = torch_folder.TensorsOnly(allow_partial_load=partial)
+    planner = torch_folder.TensorsOnlyPlanner(allow_partial_load=partial)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.load(state, storage_reader=torch_folder.SafeReader(path), planner=planner, no_dist=no_dist)
+            dcp.load(state, storage_reader=torch_folder.SafeFileReader(path), planner=planner, no_dist=no_dist)
     except dcp.api.CheckpointException as error:
         raise read_error(error, path) from error
 
@@ -166,7 +166,7 @@ def write(state: State, path: Path) -> None:
     """Write ``state`` to the folder ``path`` from a single process without a process group."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, storage_writer=torch_folder.SummingWriter(path), no_dist=True)
+        dcp.save(state, storage_writer=torch_folder.ChecksumWriter(path), no_dist=True)
 
 
 def _flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:

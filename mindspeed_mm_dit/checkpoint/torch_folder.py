@@ -167,7 +167,7 @@ class _Slice(io.RawIOBase):
         return len(content)
 
 
-class SafeReader(dcp.FileSystemReader):
+class SafeFileReader(dcp.FileSystemReader):
     """DCP's folder reader, which reads the index by :func:`read_metadata`, and checks tensors before it loads them."""
 
     def read_data(self, plan: Any, planner: Any) -> Any:
@@ -191,7 +191,7 @@ class SafeReader(dcp.FileSystemReader):
         return index
 
 
-class TensorsOnly(DefaultLoadPlanner):
+class TensorsOnlyPlanner(DefaultLoadPlanner):
     """A load planner that refuses entries that are no tensors, which DCP would unpickle."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -249,7 +249,7 @@ def _imported(name: str) -> Any:
         return None
 
 
-class SummingWriter(dcp.FileSystemWriter):
+class ChecksumWriter(dcp.FileSystemWriter):
     """DCP's folder writer, which also writes the checksums of all ranks' files.
 
     They reach the first rank along with what DCP gathers for its index.

@@ -11,7 +11,7 @@ import numpy as np
 
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint.formats import FORMATS, choose_format, read_trees
-from mindspeed_mm_dit.checkpoint.power_ema import Profile
+from mindspeed_mm_dit.checkpoint.power_ema import EmaProfile
 from mindspeed_mm_dit.checkpoint.state import Arrays, State
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore, iteration_of, read_facts, read_newest
 from mindspeed_mm_dit.checkpoint.targets import check_state, check_target, storable_part, write
@@ -83,7 +83,7 @@ class SavedEma(NamedTuple):
 
     path: Path
     tree: str
-    profile: Profile
+    profile: EmaProfile
 
 
 class EmaResult(NamedTuple):
@@ -91,7 +91,7 @@ class EmaResult(NamedTuple):
 
     saved: list[SavedEma]
     """The EMAs found in the checkpoints."""
-    requested: Profile
+    requested: EmaProfile
     error: float
     """Error of the averaging profile, as ``power_ema.solve_coefficients`` defines it."""
     num_tensors: int
@@ -123,7 +123,7 @@ def write_power_ema(
         ConfigError: no format fits, or nothing can be written there.
         PlatformError: a required framework is not installed.
     """
-    target_format = choose_format(Path(target), to)
+    target_format = choose_format(Path(target), to, "--output")
     return read_newest(
         source, "--checkpoint", lambda newest: _averaged(newest, std, Path(target), target_format, overwrite, progress)
     )
@@ -131,10 +131,10 @@ def write_power_ema(
 
 def _averaged(newest: Path, std: float, target: Path, target_format: str, overwrite: bool, progress: Any) -> EmaResult:
     saved, facts = list_saved_emas(newest), read_facts(newest)
-    profile = Profile(saved[-1].profile.step, std)
+    profile = EmaProfile(saved[-1].profile.step, std)
     factors, error = power_ema.solve_coefficients([ema.profile for ema in saved], profile)
-    check_target(newest.parent, target, overwrite)
-    check_output_folder("folder of TARGET", target.parent)
+    check_target(newest.parent, target, overwrite, flags=("--checkpoint", "--output"))
+    check_output_folder("folder of --output", target.parent)
     used: dict[Path, dict[str, float]] = {}
     for ema, factor in zip(saved, factors):
         if factor:
@@ -160,7 +160,7 @@ def list_saved_emas(newest: Path) -> list[SavedEma]:
     for step in steps:
         stds = read_facts(store.path(step)).get(power_ema.STDS, [])
         trees = power_ema.tree_names(len(stds))
-        saved += [SavedEma(store.path(step), tree, Profile(step, std)) for tree, std in zip(trees, stds)]
+        saved += [SavedEma(store.path(step), tree, EmaProfile(step, std)) for tree, std in zip(trees, stds)]
     if not saved or saved[-1].path != newest:
         raise CheckpointError(
             f"{newest} holds no power-function averages. Train with --power-ema-stds 0.05 0.1, which keeps them."

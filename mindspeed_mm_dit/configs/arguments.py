@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from mindspeed_mm_dit.configs.files import lines_of
 from mindspeed_mm_dit.configs.flag import AddFlags, did_you_mean, rows_of, synonym
 from mindspeed_mm_dit.configs.limits import FLOAT32, MAX_SAMPLES, check_path, shorten_repr
-from mindspeed_mm_dit.configs.run import HOST_ONLY, MEGATRON, DiTArgs, RunConfig, rows
+from mindspeed_mm_dit.configs.run import MEGATRON_FLAG_GROUPS, MINDSPEED_MM_ONLY_FLAGS, DiTArgs, RunConfig, rows
 from mindspeed_mm_dit.configs.strict import read_text
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.registry import check_flags
@@ -161,7 +161,7 @@ class Parser(argparse.ArgumentParser):
     def parse_strictly(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse ``argv``; raise ConfigError for an unknown flag, suggesting the nearest known one."""
         args, unknown = self.parse_known_args(list(argv))
-        if unknown and (flag := unknown[0].partition("=")[0]) in HOST_ONLY:
+        if unknown and (flag := unknown[0].partition("=")[0]) in MINDSPEED_MM_ONLY_FLAGS:
             raise ConfigError(
                 f"{flag} is a flag of MindSpeed-MM, which the standalone host does not know. "
                 f"{synonym(flag, self._option_string_actions)}Drop it, or train in MindSpeed-MM (docs/mindspeed_mm.md)."
@@ -203,7 +203,7 @@ def build_parser() -> Parser:
 
 def megatron_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of Megatron-LM and MindSpeed-MM that the standalone host understands."""
-    for title, (flags, others) in MEGATRON.items():
+    for title, (flags, others) in MEGATRON_FLAG_GROUPS.items():
         group = parser.add_argument_group(title)
         adds: tuple[AddFlags, ...] = (*rows_of(flags), *others)
         for add in adds:

@@ -201,7 +201,7 @@ class PretrainedAutoencoderConfig(AutoencoderConfig):
         try:
             file = weight_file_in(path, WEIGHT_FILES).path if path.is_dir() else path
         except UnusableFile as problem:
-            raise CheckpointError(f"ae.from_pretrained = {path} {problem}.") from None
+            raise CheckpointError(f"ae.from_pretrained = {path} {problem}. Copy it again.") from None
         if file.suffix == ".safetensors":
             self._check_weights(file)
         return file
@@ -322,7 +322,7 @@ class TilingParam(Section):
     tile_sample_stride_width: int = 192
     """Pixels from the left of one tile to the left of the next. At least 1, at most the width of a tile."""
 
-    section = "ae.tiling_param"
+    section = "tiling_param"
 
     def __post_init__(self) -> None:
         for side in ("height", "width"):

@@ -216,7 +216,7 @@ class DiTConfig(PredictorConfig):
             )
         tokens = {
             "the tokens of an image": self.num_tokens,
-            "the tokens of an image and in context": self.num_tokens + self.in_context_len,
+            "the tokens of an image and those in context": self.num_tokens + self.in_context_len,
         }
         check_shareable(ranks, {"predictor.num_heads": self.num_heads, **tokens})
 

@@ -201,7 +201,7 @@ def weight_file_in(folder: Path, names: Sequence[str]) -> WeightFile:
         if variants:
             return WeightFile(files_by_variant[variants[0]], variants[0])
     expected = ", ".join(name for name in names if not name.endswith(".json"))
-    raise UnusableFile(f"holds none of {expected}, but {list_first_names(folder)}")
+    raise UnusableFile(f"holds none of {expected}; it holds {list_first_names(folder)}")
 
 
 def check_model_folder(setting: str, folder: Path) -> None:
@@ -209,7 +209,7 @@ def check_model_folder(setting: str, folder: Path) -> None:
     if (folder / "config.json").is_file():
         return
     if is_folder(folder):
-        problem = f"holds no config.json, but {list_first_names(folder)}"
+        problem = f"holds no config.json; it holds {list_first_names(folder)}"
     else:
         problem = "is a file, not a folder" if folder.is_file() else "does not exist, and nothing is downloaded"
     hint = fetch_command(folder) or "Name a local folder with config.json and weights, or correct the path."

@@ -2,7 +2,7 @@
 
 A predictor is a config class with this interface, which needs no framework, and the network that it names. Plans,
 checkpoints and initial weights build the network on the meta backend, which has shapes only (``models/meta.py``). The
-network declares its parameters with its layers (``framework/contract.py``); others read them as :class:`Parameters`.
+network declares its parameters with its layers (``framework/contract.py``); others read :class:`ParameterSpecs`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class Normal:
     std: float
 
 
-Rule = Initial | Normal | Callable[[np.random.Generator, Shape], np.ndarray]
+Initializer = Initial | Normal | Callable[[np.random.Generator, Shape], np.ndarray]
 """How to initialise. A function, for anything else, gets a generator and the shape; for a parameter that is not
 trained it must be deterministic."""
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ParameterSpec:
     """One tensor of a network."""
 
     shape: Shape
-    initial: Rule = ZEROS
+    initial: Initializer = ZEROS
     trained: bool = True
     """Whether it is trained. If not, it keeps its initial value, and is still saved."""
     saved: bool = True
@@ -65,14 +65,14 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Parameters(Mapping[str, Parameter]):
+class ParameterSpecs(Mapping[str, ParameterSpec]):
     """All parameters of a network by their names in a checkpoint, in the order of the network."""
 
-    by_name: Mapping[str, Parameter]
+    by_name: Mapping[str, ParameterSpec]
     blocks: tuple[str, ...] = ()
     """Names of the network's blocks, "blocks.0", "blocks.1", ... Sharded weights are gathered block by block."""
 
-    def __getitem__(self, name: str) -> Parameter:
+    def __getitem__(self, name: str) -> ParameterSpec:
         return self.by_name[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -101,15 +101,15 @@ class Parameters(Mapping[str, Parameter]):
         prefix = next((prefix for prefix in self.block_prefixes if name.startswith(f"{prefix}.")), None)
         return f"{prefix}.{name[len(prefix) + 1 :].partition('.')[0]}" if prefix else ""
 
-    def by_block(self) -> dict[str, list[Parameter]]:
+    def by_block(self) -> dict[str, list[ParameterSpec]]:
         """Return the parameters of each block by its name, and those outside of all blocks under ""."""
-        parameters: dict[str, list[Parameter]] = {"": [], **{block: [] for block in self.blocks}}
+        parameters: dict[str, list[ParameterSpec]] = {"": [], **{block: [] for block in self.blocks}}
         for name, p in self.items():
             parameters[self.block_of(name)].append(p)
         return parameters
 
 
-def count(parameters: Iterable[Parameter], shards: int = 1) -> int:
+def count(parameters: Iterable[ParameterSpec], shards: int = 1) -> int:
     """Return the elements on the fullest of ``shards`` ranks: FSDP2 splits the first axis evenly, rounded up."""
     return sum(-(-p.shape[0] // shards) * math.prod(p.shape[1:]) for p in parameters)
 
@@ -122,7 +122,7 @@ class PredictorConfig(Section, ABC):
     """Kind of network."""
     network: ClassVar[str]
     """Class of the network, "package.module:Class", a module of ``framework.nn``; imported when it is built."""
-    adapter: ClassVar[str] = "mindspeed_mm_dit.models.weight_adapters:WeightAdapter"
+    adapter: ClassVar[str] = "mindspeed_mm_dit.models.weight_adapters:WeightConverter"
     """Class that makes weights of other sizes and forms fit the network, likewise."""
     diffusers_class: ClassVar[str] = ""
     """Name of the network's class in diffusers, if settings and tensors have the same names there."""

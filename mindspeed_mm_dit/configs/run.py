@@ -37,7 +37,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.tuning import FineTuning
 from mindspeed_mm_dit.errors import ConfigError, flag_of
-from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
+from mindspeed_mm_dit.optimizers.contract import ConfiguredOptimizer
 from mindspeed_mm_dit.optimizers.registry import DEFAULT, OPTIMIZERS, optimizer_from_flags, settings
 
 
@@ -75,7 +75,7 @@ _NAMES = """
 --weight-decay-exclude-modules
 """
 
-HOST_ONLY = frozenset(_NAMES.split())
+MINDSPEED_MM_ONLY_FLAGS = frozenset(_NAMES.split())
 """Flags of MindSpeed-MM that DiT scripts often contain."""
 
 
@@ -389,7 +389,7 @@ class RunConfig(ModelArgs, BatchArgs, Optimization, FineTuning, Distribution, Ch
         parts = {name: value for name, value in parsed.items() if name not in names}
         return cls(**{"parts": parts, **flags, **known})
 
-    def chosen_optimizer(self) -> ChosenOptimizer:
+    def chosen_optimizer(self) -> ConfiguredOptimizer:
         """Return the optimizer with its settings; raises ConfigError for an invalid one."""
         return optimizer_from_flags(self.optimizer, self.parts)
 
@@ -402,7 +402,7 @@ def _load_base_model(group: Any) -> None:
     group.add_argument("--load-base-model", dest="init_from", metavar="WEIGHTS", help="alias of --init-from")
 
 
-MEGATRON: Mapping[str, tuple[type, tuple[AddFlags, ...]]] = {
+MEGATRON_FLAG_GROUPS: Mapping[str, tuple[type, tuple[AddFlags, ...]]] = {
     "what to train": (ModelArgs, ()),
     "batches and length": (BatchArgs, ()),
     "optimizer": (Optimization, (optimizer_settings,)),
@@ -416,7 +416,9 @@ MEGATRON: Mapping[str, tuple[type, tuple[AddFlags, ...]]] = {
 
 def rows() -> list[Flag]:
     """Return the rows of all flags, in the order of --help."""
-    return [row for group in (*(group for group, _ in MEGATRON.values()), DiTArgs) for row in rows_of(group)]
+    return [
+        row for group in (*(group for group, _ in MEGATRON_FLAG_GROUPS.values()), DiTArgs) for row in rows_of(group)
+    ]
 
 
 def check_output_file(flag: str, path: str | Path, make: bool = True) -> None:

@@ -131,13 +131,13 @@ def _hint(value: Any, kinds: Iterable[Any]) -> str:
     if {int, float} & set(kinds) and value.replace(".", "", 1).isdigit():
         return f"Write it without quotes: {value}."
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    return nearest(value, filter(lambda choice: isinstance(choice, str), choices))
+    return nearest(value, [choice for choice in choices if isinstance(choice, str)]) if len(choices) > 1 else ""
 
 
 def read_text(path: str | Path, flag: str) -> str:
     """Read a text file; ``flag`` is the option that named it.
 
-    Raises ConfigError unless it is a regular file of at most MOST_BYTES, in UTF-8.
+    Raises ConfigError unless it is a regular file of at most MAX_BYTES, in UTF-8.
     """
     what = f"{flag} = {path}"
     try:

@@ -88,7 +88,8 @@ class TransformersVisionConfig(Section):
         """Return ``key`` of config.json, a positive whole number; raises ConfigError for another kind of network."""
         value = self._read().get(key)
         if type(value) is not int or value < 1:
-            raise self.error("from_pretrained", f"has {key} = {value} in its config.json. Copy the folder again.")
+            problem = f"has {key} = {value!r} in its config.json, which is not a size"
+            raise self.error("from_pretrained", f"{problem}. Copy the folder again.")
         return value
 
     def _read(self) -> dict[str, Any]:

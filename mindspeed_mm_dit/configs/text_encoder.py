@@ -135,7 +135,7 @@ class TransformersTextConfig(TextEncoderConfig):
         value = self.read().get(key)
         if type(value) is not int or value < 1:
             raise ConfigError(
-                f"text_encoder.from_pretrained = {self.config_file} has {key} = {value}, which is not a size. "
+                f"text_encoder.from_pretrained = {self.config_file} has {key} = {value!r}, which is not a size. "
                 "Copy the folder again."
             )
         return value

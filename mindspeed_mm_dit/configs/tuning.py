@@ -15,7 +15,7 @@ from mindspeed_mm_dit.configs.flag import flag, positive_float, positive_int, un
 from mindspeed_mm_dit.configs.fsdp2 import numbers_in
 from mindspeed_mm_dit.configs.limits import MAX_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.predictor import ZEROS, Parameter, Parameters, Shape
+from mindspeed_mm_dit.configs.predictor import ZEROS, ParameterSpec, ParameterSpecs, Shape
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 
 DOWN, UP = "lora_A", "lora_B"
@@ -63,7 +63,7 @@ class Tuning:
         """The adapter of every adapted layer."""
         return LoraSpec(self.rank, self.alpha / self.rank)
 
-    def spelled_out(self, parameters: Parameters) -> Tuning:
+    def spelled_out(self, parameters: ParameterSpecs) -> Tuning:
         """Return this tuning with the names in SETS replaced by patterns; raises ConfigError for an empty set."""
 
         def spelled(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class Tuning:
 
         return dataclasses.replace(self, targets=spelled(TARGETS, self.targets), freeze=spelled(FREEZE, self.freeze))
 
-    def layers(self, parameters: Parameters) -> list[str]:
+    def layers(self, parameters: ParameterSpecs) -> list[str]:
         """Return the names of the layers that have an adapter.
 
         Raises ConfigError for a pattern that matches none.
@@ -81,7 +81,7 @@ class Tuning:
         adapted = set().union(*(_matching_names(TARGETS, pattern, possible, _matches_end) for pattern in self.targets))
         return [name for name in possible if name in adapted]
 
-    def applied(self, parameters: Parameters) -> Parameters:
+    def applied(self, parameters: ParameterSpecs) -> ParameterSpecs:
         """Return ``parameters`` under this tuning, with frozen ones marked and adapters added.
 
         Raises ConfigError for a pattern that matches nothing, or if nothing is left to train.
@@ -91,7 +91,7 @@ class Tuning:
         layers, names = set(self.layers(parameters)), list(parameters)
         frozen = set(names) if self.targets else set()
         frozen = frozen.union(*(_matching_names(FREEZE, pattern, names, _matches_part) for pattern in self.freeze))
-        changed: dict[str, Parameter] = {}
+        changed: dict[str, ParameterSpec] = {}
         for name, p in parameters.items():
             changed[name] = dataclasses.replace(p, trained=False, saved=not self.targets) if name in frozen else p
             if (layer := name.removesuffix(_WEIGHT)) in layers and name.endswith(_WEIGHT):
@@ -106,7 +106,7 @@ class Tuning:
             }
         if not any(p.trained for p in changed.values()):
             raise ConfigError(f"{FREEZE} = {' '.join(self.freeze)} leaves nothing to train. Freeze fewer modules.")
-        return Parameters(changed, parameters.blocks)
+        return ParameterSpecs(changed, parameters.blocks)
 
 
 FULL_TUNING = Tuning()
@@ -114,7 +114,7 @@ FULL_TUNING = Tuning()
 
 
 def tuning_from_facts(facts: Mapping[str, Any]) -> Tuning:
-    """Return the tuning recorded in ``facts`` by :meth:`TunedModel.tuned_by`; without one, train the whole model."""
+    """Return the tuning recorded in ``facts`` by ``tuning_facts`` of a model; without one, train all of it."""
     freeze = tuple(str(facts.get(FREEZE, "")).split())
     if TARGETS not in facts:
         return Tuning(freeze=freeze)
@@ -141,12 +141,12 @@ def expand_lists(patterns: Iterable[str]) -> list[str]:
     return result
 
 
-def adapter_parameters(shape: Shape, rank: int) -> dict[str, Parameter]:
+def adapter_parameters(shape: Shape, rank: int) -> dict[str, ParameterSpec]:
     """Return A (r, in) and B (out, r) of the adapter of a weight (out, in); B, and so the change, starts at zero."""
     out_features, in_features = shape
     return {
-        f"{DOWN}{_WEIGHT}": Parameter((rank, in_features), _uniform, matrices=1),
-        f"{UP}{_WEIGHT}": Parameter((out_features, rank), ZEROS, matrices=1),
+        f"{DOWN}{_WEIGHT}": ParameterSpec((rank, in_features), _uniform, matrices=1),
+        f"{UP}{_WEIGHT}": ParameterSpec((out_features, rank), ZEROS, matrices=1),
     }
 
 
@@ -156,13 +156,13 @@ def _uniform(rng: np.random.Generator, shape: Shape) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class TunedModel(ModelConfig):
+class TunedModelConfig(ModelConfig):
     """A model.json and its tuning. (The tuning comes from flags; it is not a key of the file.)"""
 
     tuning: Tuning = FULL_TUNING
 
     @classmethod
-    def of(cls, model: ModelConfig, tuning: Tuning) -> TunedModel:
+    def of(cls, model: ModelConfig, tuning: Tuning) -> TunedModelConfig:
         """Return ``model`` with ``tuning``."""
         return cls(
             **{field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}, tuning=tuning
@@ -175,7 +175,7 @@ class TunedModel(ModelConfig):
         return {TARGETS: list(tuning.targets), "--lora-r": tuning.rank, "--lora-alpha": tuning.alpha}
 
 
-def _set_patterns(flag: str, name: str, parameters: Parameters) -> list[str]:
+def _set_patterns(flag: str, name: str, parameters: ParameterSpecs) -> list[str]:
     """Return a pattern for each layer of a set, in all blocks; with --freeze, for each part of a block."""
     linear = [weight.removesuffix(_WEIGHT) for weight, p in parameters.items() if is_linear_weight(weight, p)]
     patterns = []
@@ -192,7 +192,7 @@ def _set_patterns(flag: str, name: str, parameters: Parameters) -> list[str]:
     return list(dict.fromkeys(patterns))
 
 
-def is_linear_weight(name: str, p: Parameter) -> bool:
+def is_linear_weight(name: str, p: ParameterSpec) -> bool:
     """Return whether a parameter is the weight (out, in) of a linear layer inside the network."""
     return name.endswith(_WEIGHT) and len(p.shape) == 2 and p.matrices > 0
 
@@ -246,7 +246,7 @@ def _numbers(inner: str, where: str) -> str:
     return f"(?:{'|'.join(map(str, numbers_in(inner, where, MAX_LAYERS)))})"
 
 
-def names(pattern: str, layer: str) -> bool:
+def matches(pattern: str, layer: str) -> bool:
     """Return whether a pattern of adapted layers matches ``layer``; raises ConfigError for an invalid pattern."""
     return _matches_end(_compile_pattern(TARGETS, pattern), layer)
 

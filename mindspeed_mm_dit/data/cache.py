@@ -48,7 +48,7 @@ def open_shard(path: Path) -> Any:
         file = safe_open(path, "numpy")  # (it compares the header with the size of the file)
         kinds = {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
         if not kinds <= {"F32", "F16", "I64"}:
-            raise UnusableFile(f"has tensors of {', '.join(sorted(kinds))}")
+            raise UnusableFile(f"has tensors of {', '.join(sorted(kinds))}, and those of a cache are F16, F32 and I64")
         return file
     except UnusableFile as problem:
         raise DataError(f"{path} {problem}. {MAKE_AGAIN}") from None
@@ -270,7 +270,7 @@ class Cache:
 
 
 class CachedVisualReader:
-    """Reads the latents of cached rows, with the interface of the readers of files (``Visuals``)."""
+    """Reads the latents of cached rows, with the interface of the readers of files (``VisualReader``)."""
 
     def __init__(self, cache: Cache, rows: Rows, file_reader: Any, with_std: bool, others: Sequence[str] = ()) -> None:
         """``file_reader``: the reader of the rows' files, which decides the views.

@@ -40,7 +40,7 @@ HUGE_MEGAPIXELS = 89.478485
 """Pillow warns of images of this size or more, and refuses those with twice as many pixels."""
 
 OPAQUE = (255, 255)
-"""``Look.opacity`` of an image without transparency."""
+"""``ImageCheck.opacity`` of an image without transparency."""
 
 
 class ImageCheck(NamedTuple):

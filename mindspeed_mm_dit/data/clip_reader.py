@@ -167,7 +167,7 @@ def grey(pixels: np.ndarray) -> np.ndarray:
 
 
 class ClipReader:
-    """Reads the pixels of clips (``Visuals``); safe to call from several threads.
+    """Reads the pixels of clips (``VisualReader``); safe to call from several threads.
 
     With ``clip_start`` "random" a view is where the clip begins, in [0, 1): from the first frame of the video to the
     last that leaves the clip long enough.

@@ -39,7 +39,7 @@ IMAGES = ("first_image", "last_image")
 
 
 @dataclass(frozen=True)
-class ConditionBatch:
+class CollatorInputs:
     """The inputs from which a condition's training arrays are made."""
 
     rows: Rows
@@ -69,10 +69,10 @@ class ConditionCollator(Protocol):
 
 
 @dataclass(frozen=True)
-class ConditionKind:
+class ConditionSpec:
     """A kind of condition."""
 
-    collator: Callable[[Any, ConditionBatch], ConditionCollator]
+    collator: Callable[[Any, CollatorInputs], ConditionCollator]
     """(condition, inputs) -> the collator that makes its arrays of a training batch."""
     request_arrays: Callable[[Any, Any, Sequence[Any]], Arrays]
     """(condition, a value per sample, tokenizers) -> the same arrays for requested samples."""
@@ -82,16 +82,16 @@ class ConditionKind:
     """(condition, tensors of a batch, the composite) -> the network's inputs, in the order of its names."""
 
 
-CONDITIONS = Registry[ConditionKind]("condition")
+CONDITIONS = Registry[ConditionSpec]("condition")
 """By the qualified name of a condition's class."""
 
 
-def register_condition(condition: type[Condition], kind: ConditionKind) -> None:
+def register_condition(condition: type[Condition], kind: ConditionSpec) -> None:
     """Add a kind of condition; raises ConfigError if its class is already registered with another kind."""
     CONDITIONS[_qualified_name(condition)] = kind
 
 
-def kind_of(condition: Condition) -> ConditionKind:
+def kind_of(condition: Condition) -> ConditionSpec:
     """Return the kind of a condition."""
     return CONDITIONS[_qualified_name(type(condition))]
 
@@ -116,7 +116,7 @@ def unconditional_arrays(conditions: Conditions, instead: Mapping[str, Any], tok
     return arrays
 
 
-def encoded(conditions: Conditions, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
+def encode_conditions(conditions: Conditions, batch: Mapping[str, Any], model: Any) -> tuple[Any, ...]:
     """Return the network's inputs in the order of ``conditions.names``, from a batch and the encoders of ``model``."""
     return tuple(tensor for condition in conditions for tensor in kind_of(condition).encode(condition, batch, model))
 
@@ -129,7 +129,7 @@ class PlainCollator:
 
     dtype: type = np.int64
 
-    def __init__(self, condition: Condition, inputs: ConditionBatch) -> None:
+    def __init__(self, condition: Condition, inputs: CollatorInputs) -> None:
         self._condition, self._inputs = condition, inputs
         self._values = inputs.rows.items[condition.item]
 
@@ -153,7 +153,7 @@ class VectorCollator(PlainCollator):
 
     dtype = np.float32
 
-    def __init__(self, condition: Vector, inputs: ConditionBatch) -> None:
+    def __init__(self, condition: Vector, inputs: CollatorInputs) -> None:
         super().__init__(condition, inputs)
         if self._values.shape[1:] != (condition.width,):
             raise ConfigError(
@@ -168,8 +168,8 @@ class VectorCollator(PlainCollator):
         return [("a vector", drop) for drop in self._drops(sample_indices).tolist()]
 
 
-def _plain_kind(collator: type[PlainCollator]) -> ConditionKind:
-    return ConditionKind(
+def _plain_kind(collator: type[PlainCollator]) -> ConditionSpec:
+    return ConditionSpec(
         collator,
         request_arrays=lambda condition, values, tokenizers: {condition.names[0]: np.asarray(values, collator.dtype)},
         unconditional=lambda condition, instead, tokenizers: condition.unconditional(1),
@@ -190,9 +190,9 @@ class CaptionCollator:
     """
 
     def __init__(
-        self, condition: Any, inputs: ConditionBatch, request_arrays: Callable[..., Arrays] | None = None
+        self, condition: Any, inputs: CollatorInputs, request_arrays: Callable[..., Arrays] | None = None
     ) -> None:
-        """``request_arrays``: as in ``ConditionKind``."""
+        """``request_arrays``: as in ``ConditionSpec``."""
         self._condition, self._inputs, self._request_arrays = condition, inputs, request_arrays or _token_arrays
         self._num_captions = np.array([len(captions) for captions in inputs.rows.captions], np.int64)
 
@@ -239,7 +239,7 @@ def _encode_text(condition: SingleEncoderText, batch: Mapping[str, Any], model: 
     return (output.states if isinstance(condition, TextStates) else output.pooled,)
 
 
-TEXT = ConditionKind(
+TEXT = ConditionSpec(
     CaptionCollator,
     _token_arrays,
     lambda condition, instead, tokenizers: _token_arrays(condition, [instead or ""], tokenizers),
@@ -253,7 +253,7 @@ TEXT = ConditionKind(
 class FramesCollator:
     """Adds no frames: they come with the clips of the batch, and are encoded from there."""
 
-    def __init__(self, condition: ImageCondition, inputs: ConditionBatch) -> None:
+    def __init__(self, condition: ImageCondition, inputs: CollatorInputs) -> None:
         self._words = "its first frame" if isinstance(condition, FirstFrame) else "CLIP's features of it"
         self._dropout, self._inputs = condition.dropout, inputs
 
@@ -287,8 +287,8 @@ def _image_arrays(condition: ImageCondition, values: Sequence[Any], tokenizers: 
     return {name: np.stack(images) for name, images in zip(IMAGES, zip(*values))}
 
 
-def _frames_kind(encode: Callable[..., tuple[Tensor, ...]]) -> ConditionKind:
-    return ConditionKind(FramesCollator, _image_arrays, lambda condition, instead, tokenizers: {}, encode)
+def _frames_kind(encode: Callable[..., tuple[Tensor, ...]]) -> ConditionSpec:
+    return ConditionSpec(FramesCollator, _image_arrays, lambda condition, instead, tokenizers: {}, encode)
 
 
 FRAMES = _frames_kind(lambda condition, batch, model: (model.frames(condition, batch),))

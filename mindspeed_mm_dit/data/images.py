@@ -163,7 +163,7 @@ def shards_as_listed(param: DatasetParam, rows: Rows) -> Rows:
 
 
 class ImageReader:
-    """Reads the pixels of images (``Visuals``): view 0 plain, view 1 mirrored; safe to call from several threads.
+    """Reads the pixels of images (``VisualReader``): view 0 plain, view 1 mirrored; safe to call from several threads.
 
     skip_bad: if an image cannot be decoded, read the next row that can (large data sets are checked by their headers
     alone). The replacement depends on the files alone, so it is the same on every rank and after a resume.

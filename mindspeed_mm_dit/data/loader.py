@@ -83,12 +83,12 @@ def load_batches_in_process(
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a batch keeps a file open
     sys.stdout.flush(), sys.stderr.flush()  # else the other processes would write the same again
-    readers: list[_Reader] = []
+    readers: list[_Worker] = []
     try:
         for first in range(count):
             indices = itertools.islice(sample_indices, first, None, count)  # (of the copy that the fork makes)
             threads = (num_workers + first) // count
-            readers.append(_Reader(load_batches(_BatchFiles(samples), indices, threads, -(-prefetch_batches // count))))
+            readers.append(_Worker(load_batches(_BatchFiles(samples), indices, threads, -(-prefetch_batches // count))))
         for reader in itertools.cycle(readers):
             if (batch := reader.receive()) is None:
                 return
@@ -98,7 +98,7 @@ def load_batches_in_process(
             reader.end()
 
 
-class _Reader:
+class _Worker:
     """A process that makes ``batches``, and always prepares the next one in advance."""
 
     def __init__(self, batches: Iterator[Any]) -> None:

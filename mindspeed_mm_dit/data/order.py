@@ -126,13 +126,11 @@ def split_rows(rows: Rows, param: SourceParam, seed: int) -> tuple[np.ndarray, n
     return split(len(rows), param.valid_fraction, seed, rows.labels if param.valid_by_class else None)
 
 
-def micro_batches(
-    start: int, micro_batch_size: int, rank: int, world_size: int, rounds: int | None = None
-) -> Iterator[np.ndarray]:
+def micro_batches(start: int, micro_batch_size: int, rank: int, world_size: int) -> Iterator[np.ndarray]:
     """Yield the sample indices of one rank's micro-batches from ``start`` on, each (micro_batch_size,) int64.
 
-    In every round the ranks take consecutive slices, so a global batch has the same samples for any rank
-    count and micro-batch size, however many ``rounds`` a step has.
+    Ranks take consecutive slices in turn, so a global batch has the same samples for any rank count and micro-batch
+    size, however many micro-batches a step has.
     """
     indices = np.arange(micro_batch_size, dtype=np.int64) + start + rank * micro_batch_size
     while True:
@@ -156,12 +154,14 @@ class Order(ABC):
     ) -> None:
         """Raise ConfigError unless micro-batches can be made from sample index ``start`` on."""
 
-    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
+    def micro_batches(
+        self, start: int, size: int, rank: int, ranks: int, num_microbatches: int
+    ) -> Iterator[np.ndarray]:
         """Yield the sample indices of one rank's micro-batches from ``start`` on, each (size,) int64.
 
-        rounds: micro-batches per rank and step. A step has the same samples for any rank count and size.
+        num_microbatches: micro-batches per rank and step. A step has the same samples for any rank count and size.
         """
-        return micro_batches(start, size, rank, ranks, rounds)
+        return micro_batches(start, size, rank, ranks)
 
 
 class SampleOrder(Order):
@@ -204,8 +204,10 @@ class RepeatedOrder(Order):
     def check(self, micro_batch_size: int, start: int = 0) -> None:
         self._order.check(micro_batch_size, start)
 
-    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
-        return self._order.micro_batches(start, size, rank, ranks, rounds)
+    def micro_batches(
+        self, start: int, size: int, rank: int, ranks: int, num_microbatches: int
+    ) -> Iterator[np.ndarray]:
+        return self._order.micro_batches(start, size, rank, ranks, num_microbatches)
 
 
 class BucketOrder(Order):
@@ -257,7 +259,9 @@ class BucketOrder(Order):
         epochs, offsets = np.divmod(sample_indices % VALIDATION_START, len(self))
         return np.array([self._epoch(e)[o] for e, o in zip(epochs.tolist(), offsets.tolist())], np.int64)
 
-    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
+    def micro_batches(
+        self, start: int, size: int, rank: int, ranks: int, num_microbatches: int
+    ) -> Iterator[np.ndarray]:
         """Yield the micro-batches of one rank, each from one bucket.
 
         The micro-batches of a step are dealt to the ranks by cost, the most expensive first, and in reverse order every
@@ -265,8 +269,8 @@ class BucketOrder(Order):
         step.
         """
         while True:
-            step = np.arange(start, start + rounds * ranks * size).reshape(-1, size)
-            dealt = np.argsort(-self._costs[self.images(step[:, 0])], kind="stable").reshape(rounds, ranks)
+            step = np.arange(start, start + num_microbatches * ranks * size).reshape(-1, size)
+            dealt = np.argsort(-self._costs[self.images(step[:, 0])], kind="stable").reshape(num_microbatches, ranks)
             dealt[1::2] = dealt[1::2, ::-1]
             yield from step[dealt[:, rank]]
             start += step.size

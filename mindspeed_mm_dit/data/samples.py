@@ -11,7 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.data.cache import Cache, CachedVisualReader
-from mindspeed_mm_dit.data.conditions import ConditionBatch, ConditionCollator, kind_of
+from mindspeed_mm_dit.data.conditions import CollatorInputs, ConditionCollator, kind_of
 from mindspeed_mm_dit.data.order import Order, Stream, normals, order_of
 from mindspeed_mm_dit.data.sources import Rows, VisualReader, source_of
 
@@ -115,7 +115,7 @@ class OpenedDataset:
         return [
             kind_of(condition).collator(
                 condition,
-                ConditionBatch(rows, seed, dropout_keys[condition.dropout_key], dropout, self.tokenizers, self.cache),
+                CollatorInputs(rows, seed, dropout_keys[condition.dropout_key], dropout, self.tokenizers, self.cache),
             )
             for condition in conditions
         ]

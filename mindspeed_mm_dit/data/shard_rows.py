@@ -92,8 +92,9 @@ def scan_parquet(path: Path, query: ShardQuery) -> ShardContents:
         where[:, 0] = np.repeat(np.arange(len(counts)), counts)
         where[:, 1] = np.concatenate([np.arange(count) for count in counts]) if counts else 0
         columns = [_column(path, parquet, name, "captions").to_pylist() for name in query.captions]
+        texts = [f"text in column {name}" for name in query.captions]
         captions = [
-            merge_captions([parse_captions(*pair) for pair in zip(values, query.captions)], query.captions)
+            merge_captions([parse_captions(*pair) for pair in zip(values, query.captions)], texts)
             for values in zip(*columns)
         ]
         return ShardContents(labels or [""] * len(where), where, names, read_bytes=largest, captions=captions)
@@ -189,7 +190,7 @@ class ParquetReader:
             if (path, group) in self._groups:
                 self._groups.move_to_end((path, group))
                 return self._groups[path, group]
-        check_file(path)
+        _check_shard(path)
         parquet = _open(path)  # anew for each group, as an open one is not for several threads
         name = _image_column(path, parquet.schema_arrow)
         column = parquet.read_row_group(group, columns=[name]).column(0).combine_chunks()
@@ -202,6 +203,13 @@ class ParquetReader:
             while len(self._groups) > 1 and self._cached_bytes > CACHE_BYTES:
                 self._cached_bytes -= self._groups.popitem(last=False)[1].nbytes
         return column
+
+
+def _check_shard(path: Path) -> None:
+    try:
+        check_file(path)
+    except UnusableFile as problem:
+        raise UnusableFile(f"cannot be read, as its shard {problem}") from None
 
 
 def _open(path: Path) -> Any:
@@ -282,7 +290,7 @@ class TarReader:
 
     def read(self, path: Path, offset: int, size: int) -> bytes:
         """Return the image file at this position; raises UnusableFile."""
-        check_file(path)
+        _check_shard(path)
         try:
             with open(path, "rb") as file:
                 content = os.pread(file.fileno(), size, offset)

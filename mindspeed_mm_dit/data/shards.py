@@ -141,8 +141,8 @@ def list_shards(param: DatasetParam, labelled: bool = True, known_classes: Seque
     if not len(where):
         note = f" ({left_out[0].partition(': ')[2]})" if left_out else ""
         raise DataError(
-            f"dataset_param.data_folder = {folder} has shards without "
-            f"{'images that have labels' if labelled else 'images'}{note}. Name a folder of other shards."
+            f"dataset_param.data_folder = {folder} has no "
+            f"{'images with labels' if labelled else 'images'} in its shards{note}. Name a folder of other shards."
         )
     rows, labels = ShardRows(files, starts, where, np.arange(len(where)), form.reader()), Labels(index["labels"], ())
     if labelled:

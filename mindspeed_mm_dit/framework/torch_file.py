@@ -337,7 +337,9 @@ def _check_archive(file: BinaryIO) -> None:
 class _WithoutItems(_Inert):
     """Stands for an object whose items no pickle may set."""
 
-    __setitem__ = None  # type: ignore[assignment]
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Raise UnpicklingError: PyTorch before 2.10 would write out of bounds."""
+        raise pickle.UnpicklingError("its pickle sets items of something that is not a dict or a list")
 
 
 class _CheckingUnpickler(pickle._Unpickler):

@@ -205,7 +205,7 @@ def _check_memory(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> 
         averages=1 + len(args.power_ema_stds or ()),
         optimizer=args.chosen_optimizer(),
         offloaded_blocks=args.offload_blocks,
-    ).sharded_by(mm.fsdp2)
+    ).with_sharding(mm.fsdp2)
     check_state_fits(mm.model, placement, host.device)
     warning = memory_warning(
         most_expensive_shape(mm.model, mm.data.dataset_param), placement, args.micro_batch_size, mm.encodes, host.device

@@ -78,7 +78,7 @@ class HostMatch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HostKind:
+class HostSpec:
     """The registry's record of a host. The host itself is imported only when it is chosen."""
 
     name: str
@@ -108,17 +108,17 @@ def requested_framework(argv: Sequence[str]) -> str:
     return str(parser.parse_known_args(list(argv))[0].ai_framework)
 
 
-STANDALONE = HostKind(
+STANDALONE = HostSpec(
     "standalone",
     lambda argv: lazy_module("mindspeed_mm_dit.hosts.standalone").Standalone(),
     lambda: HostMatch(True),
     framework=requested_framework,
     parser=standalone_parser,
 )
-HOSTS = Registry[HostKind]("host")
+HOSTS = Registry[HostSpec]("host")
 
 
-def register_host(kind: HostKind) -> None:
+def register_host(kind: HostSpec) -> None:
     """Add a host of another package. Its file must import no framework.
 
     Raises:
@@ -131,7 +131,7 @@ def register_host(kind: HostKind) -> None:
     register("host", kind.name, kind)
 
 
-def hosts() -> list[HostKind]:
+def hosts() -> list[HostSpec]:
     """Return all hosts, in the order in which --host auto tries them: the last registered first, and ours last."""
     return sorted([*HOSTS.values()][::-1], key=lambda kind: kind is STANDALONE)
 
@@ -180,7 +180,7 @@ def find_host(argv: Sequence[str], add_flags: AddFlags | None = None) -> Host:
     return kind.attach(argv)
 
 
-def host_by_name(name: str) -> HostKind:
+def host_by_name(name: str) -> HostSpec:
     """Return the host of this name; raises ConfigError for an unknown name."""
     known = {kind.name: kind for kind in hosts()}
     if name not in known:
@@ -189,7 +189,7 @@ def host_by_name(name: str) -> HostKind:
     return known[name]
 
 
-def _detect_host() -> HostKind:
+def _detect_host() -> HostSpec:
     """Return the first host that --host auto selects here; print the notes of the hosts up to it."""
     for kind in hosts():
         is_selected, note = kind.detect()

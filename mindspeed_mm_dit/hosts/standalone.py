@@ -26,8 +26,8 @@ from mindspeed_mm_dit.training.log import open_log
 from mindspeed_mm_dit.training.loop import engine_module, train
 from mindspeed_mm_dit.training.progress import locked_save_folder, open_progress
 from mindspeed_mm_dit.training.report import how_to_resume
-from mindspeed_mm_dit.training.resume import find_resume_point, first_weights, print_rank_0
-from mindspeed_mm_dit.training.signals import Stop, StopRequest
+from mindspeed_mm_dit.training.resume import find_resume_point, print_rank_0, read_initial_weights
+from mindspeed_mm_dit.training.signals import StopReason, StopRequest
 
 
 class Standalone(Host):
@@ -90,7 +90,7 @@ class Standalone(Host):
         dataset_provider: DatasetsProvider,
         model_provider: Callable[..., Any],
         forward_step: Callable[..., Any],
-    ) -> Stop | None:
+    ) -> StopReason | None:
         args = self.get_args()
         runtime.initialize(
             args.distributed_backend, args.micro_batch_size, args.global_batch_size, args.context_parallel_size
@@ -109,7 +109,7 @@ class Standalone(Host):
         forward_step: Callable[..., Any],
         stop: StopRequest,
         lock: FolderLock | None,
-    ) -> Stop | None:
+    ) -> StopReason | None:
         """Put the parts of the run together, and train.
 
         The data set is open by now (``args.mm.data_set``), and every setting has been checked.
@@ -117,7 +117,7 @@ class Standalone(Host):
         args, started, framework = self.get_args(), time.monotonic(), engine_module()
         _announce(args)
         start = find_resume_point(args, framework.checkpoints)
-        first = first_weights(args, start)
+        first = read_initial_weights(args, start)
         args = replace(args, mm=replace(args.mm, base=first.base))  # which every checkpoint of adapters stores
         model = model_provider()  # autoencoder, text encoders, network and objective
         assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
@@ -129,13 +129,13 @@ class Standalone(Host):
         with closing(open_log(args, progress.iteration)) as log:
             run = Run(args, engine, forward_step, valid_batches, progress, stop, log)
             run.callbacks = open_callbacks(run)
-            ended = _trained(run, train_batches)
+            ended = _train_and_report(run, train_batches)
         if ended:
             print_rank_0(how_to_resume(args, progress.iteration))
         return ended
 
 
-def _trained(run: Run, train_batches: Iterator[Any]) -> Stop | None:
+def _train_and_report(run: Run, train_batches: Iterator[Any]) -> StopReason | None:
     """Train, and report the error that stopped this rank, if there was one."""
     try:
         ended = train(run, train_batches)
@@ -159,7 +159,7 @@ def _report_dry_run(args: RunConfig) -> None:
     runtime.initialize(args.distributed_backend, args.micro_batch_size, args.global_batch_size)
     _announce(args)
     start = find_resume_point(args, engine_module().checkpoints)
-    first_weights(args, start)
+    read_initial_weights(args, start)
     consumed = start.facts.get("consumed_samples", start.iteration * args.global_batch_size) if start else 0
     print_rank_0(plan_of_run(args, runtime.world_size(), start.iteration if start else 0, consumed))
     runtime.barrier()
@@ -175,6 +175,6 @@ def _announce(args: RunConfig) -> None:
     print_rank_0(
         f"mindspeed_mm_dit {__version__}, host: {Standalone.name}, framework: {active()} ({versions})\n"
         f"{runtime.world_size()} rank(s) on {runtime.device_name()}, {sharding}, {args.mm.precision}, "
-        f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.data_world_size()} {groups} x "
+        f"global batch {args.global_batch_size} = {args.micro_batch_size} x {runtime.data_parallel_size()} {groups} x "
         f"{runtime.num_microbatches()} micro-batch(es)"
     )

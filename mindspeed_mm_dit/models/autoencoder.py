@@ -41,7 +41,7 @@ def to_pixels(images: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class AutoencoderKind:
+class AutoencoderSpec:
     """A kind of autoencoder, selected by ``model_id`` in section ``ae`` of model.json."""
 
     config: type[AutoencoderConfig]
@@ -155,21 +155,21 @@ class AutoencoderKL(Autoencoder):
         shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
         require_same_names(f"ae.from_pretrained = {config.from_pretrained}", shapes, weights)
         framework.runtime.load_arrays(network, weights)
-        self.network = framework.runtime.freeze(network, config.dtype)
-        framework.runtime.compiled(self.network.encoder)
-        framework.runtime.compiled(self.network.decoder)
+        self.network = framework.runtime.prepare_frozen(network, config.dtype)
+        framework.runtime.jit_forward(self.network.encoder)
+        framework.runtime.jit_forward(self.network.decoder)
 
     def _read(self) -> tuple[KLArchitecture, dict[str, np.ndarray]]:
         return read_autoencoder_kl(self.config)
 
     def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        with framework.ops.no_grad(), framework.runtime.low_precision(False):  # (by ``ae.dtype``, not --bf16)
+        with framework.ops.no_grad(), framework.runtime.autocast(False):  # (by ``ae.dtype``, not --bf16)
             moments = framework.ops.to_float32(self.network(images))  # (B, 2 C, h, w)
             mean, log_variance = framework.ops.chunk(moments, 2, 1)  # 2 x (B, C, h, w)
             return mean, framework.ops.exp(0.5 * framework.ops.clamp(log_variance, -30.0, 20.0))
 
     def decode(self, scaled_latents: Tensor) -> Tensor:
-        with framework.ops.no_grad(), framework.runtime.low_precision(False):
+        with framework.ops.no_grad(), framework.runtime.autocast(False):
             return framework.ops.to_float32(self._decoded(self.raw(scaled_latents)))
 
     def _decoded(self, raw: Tensor) -> Tensor:
@@ -201,12 +201,12 @@ _KL = lazy_module("mindspeed_mm_dit.models.autoencoder_kl")
 _JOINT, _LAYERS = lazy_module("mindspeed_mm_dit.models.joint"), lazy_module("mindspeed_mm_dit.models.layers")
 
 
-PIXEL = AutoencoderKind(PixelConfig, PixelAutoencoder)
-AUTOENCODER_KL = AutoencoderKind(
+PIXEL = AutoencoderSpec(PixelConfig, PixelAutoencoder)
+AUTOENCODER_KL = AutoencoderSpec(
     AutoencoderKLConfig, lambda config: (_DIFFUSERS.AutoencoderKL if active() == "pytorch" else AutoencoderKL)(config)
 )
-FLUX2_VAE = AutoencoderKind(Flux2VAEConfig, AutoencoderKLFlux2)
-WAN_VIDEO_VAE = AutoencoderKind(WanVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLWan(config))
-QWEN_IMAGE_VAE = AutoencoderKind(QwenImageVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLQwenImage(config))
-AUTOENCODER_TINY = AutoencoderKind(AutoencoderTinyConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))
-AUTOENCODER_DC = AutoencoderKind(AutoencoderDCConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))
+FLUX2_VAE = AutoencoderSpec(Flux2VAEConfig, AutoencoderKLFlux2)
+WAN_VIDEO_VAE = AutoencoderSpec(WanVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLWan(config))
+QWEN_IMAGE_VAE = AutoencoderSpec(QwenImageVAEConfig, lambda config: _DIFFUSERS.AutoencoderKLQwenImage(config))
+AUTOENCODER_TINY = AutoencoderSpec(AutoencoderTinyConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))
+AUTOENCODER_DC = AutoencoderSpec(AutoencoderDCConfig, lambda config: _DIFFUSERS.DiffusersAutoencoder(config))

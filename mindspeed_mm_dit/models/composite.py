@@ -10,8 +10,8 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.condition import FirstFrame, ImageTokens
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.predictor import Parameters
-from mindspeed_mm_dit.data.conditions import encoded
+from mindspeed_mm_dit.configs.predictor import ParameterSpecs
+from mindspeed_mm_dit.data.conditions import encode_conditions
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.autoencoder import draw_latents, to_images
 from mindspeed_mm_dit.models.frames import frame_conditions, frame_features
@@ -59,7 +59,7 @@ class DiTModel(nn.Module):
         self._config = config
         self._teacher_weights = tuple(teacher.weight for teacher in config.teachers)
         self.loss_names = (*self._conditions.names, *self.diffusion.draw_names, *self._features)
-        self.declared: Parameters = parameters_of(config)
+        self.declared: ParameterSpecs = parameters_of(config)
         for name, parameter in self.predictor.named_parameters():
             parameter.requires_grad = name in self.declared and self.declared[name].trained
 
@@ -104,7 +104,7 @@ class DiTModel(nn.Module):
 
     def loss_inputs(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the arguments of ``losses`` besides latents: encoded conditions, the objective's draws, features."""
-        conditions = encoded(self._conditions, batch, self)
+        conditions = encode_conditions(self._conditions, batch, self)
         return *conditions, *(batch[name] for name in self.diffusion.draw_names), *self.features(batch)
 
     def features(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -135,7 +135,7 @@ class DiTModel(nn.Module):
         draws, features = rest[: self._draws], rest[self._draws :]
         if self._unconditional_label is not None:
             return self.diffusion.losses(self.predictor, self._unconditional_label, latents, *condition, *draws)  # (B,)
-        noised = self.diffusion.noised(latents, *draws)  # (B, C, ...)
+        noised = self.diffusion.add_noise(latents, *draws)  # (B, C, ...)
         if self._frames is not None:  # conditioning frames do not count in the loss
             draws = (*draws, condition[self._frames][:, :1])  # (B, 1, F, H, W)
         if not self._features:
@@ -147,7 +147,7 @@ class DiTModel(nn.Module):
         return losses + projection_loss(projected, features, self._teacher_weights)  # (B,)
 
     def predict(self, noised: Tensor, t: Tensor, *condition: Tensor) -> Tensor:
-        """Return the predictor's output for ``noised`` (B, C, ...), float32."""
+        """Return the predictor's output for ``add_noise`` (B, C, ...), float32."""
         return ops.to_float32(self.predictor(noised, t, *condition))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:

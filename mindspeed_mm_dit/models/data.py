@@ -113,7 +113,7 @@ def _check_buckets(model: ModelConfig, param: SourceParam) -> None:
     """Raise ConfigError unless autoencoder and predictor accept every possible sample shape."""
     if model.teachers:
         raise ConfigError(
-            f"{param.size_setting} make latents of several shapes, but a teacher's features have one shape. Drop "
+            f"{param.size_setting} makes latents of several shapes, but a teacher's features have one shape. Drop "
             "section teacher and predictor.z_dims, or use image_size."
         )
     for size in param.sizes:

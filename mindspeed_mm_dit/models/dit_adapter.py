@@ -20,13 +20,13 @@ from mindspeed_mm_dit.models.weight_adapters import (
     AdaptedTensor,
     Shapes,
     SourceTensor,
-    WeightAdapter,
+    WeightConverter,
     count_of,
     shape_of,
 )
 
 
-class DiTAdapter(WeightAdapter):
+class DiTAdapter(WeightConverter):
     """Adapter of a DiT: infers it from shapes, and takes weights of other DiTs of the same width."""
 
     def adaptable(self, here: Any) -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from mindspeed_mm_dit.configs.joint import FluxConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import (
+    AdaLayerNormContinuous,
+    AdaLayerNormZero,
     Attention,
-    Conditions,
     JointBlock,
-    ModulatedNorm,
-    ScaledNorm,
+    TimeTextEmbedding,
     add_gated,
     concat_tokens,
     image_tokens,
@@ -47,7 +47,7 @@ class SingleBlock(nn.Module):
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        self.norm = ModulatedNorm(width, 3)
+        self.norm = AdaLayerNormZero(width, 3)
         self.proj_mlp = nn.Linear(width, 4 * width)
         self.act_mlp = nn.GELU(approximate="tanh")
         self.proj_out = nn.Linear(5 * width, width)
@@ -67,12 +67,12 @@ class Flux(nn.Module):
         super().__init__()
         self.config = config
         D, heads, channels = config.hidden_size, config.num_attention_heads, 4 * config.in_channels
-        self.time_text_embed = Conditions(D, config.pooled_projection_dim, config.guidance_embeds)
+        self.time_text_embed = TimeTextEmbedding(D, config.pooled_projection_dim, config.guidance_embeds)
         self.context_embedder = nn.Linear(config.joint_attention_dim, D)
         self.x_embedder = nn.Linear(channels, D)
         self.transformer_blocks = nn.Blocks([JointBlock(D, heads) for _ in range(config.num_layers)])
         self.single_transformer_blocks = nn.Blocks([SingleBlock(D, heads) for _ in range(config.num_single_layers)])
-        self.norm_out = ScaledNorm(D)
+        self.norm_out = AdaLayerNormContinuous(D)
         self.proj_out = nn.Linear(D, channels, init=ZEROS, matrices=0)
         nn.set_constant(self, "guidance", (1,), lambda: np.array([config.guidance], np.float32))
 

@@ -16,9 +16,9 @@ from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import (
     EPS,
-    Conditions,
+    AdaLayerNormContinuous,
     JointAttention,
-    ScaledNorm,
+    TimeTextEmbedding,
     add_gated,
     add_residual,
     concat_tokens,
@@ -145,7 +145,7 @@ class Flux2(nn.Module):
         super().__init__()
         self.config = config
         D, C = config.hidden_size, config.in_channels
-        self.time_guidance_embed = Conditions(
+        self.time_guidance_embed = TimeTextEmbedding(
             D, guidance=config.guidance_embeds, codes=config.timestep_guidance_channels, bias=False
         )
         self.double_stream_modulation_img, self.double_stream_modulation_txt = Modulation(D, 6), Modulation(D, 6)
@@ -154,7 +154,7 @@ class Flux2(nn.Module):
         self.context_embedder = nn.Linear(config.joint_attention_dim, D, bias=False)
         self.transformer_blocks = nn.Blocks([Flux2Block(config) for _ in range(config.num_layers)])
         self.single_transformer_blocks = nn.Blocks([Flux2SingleBlock(config) for _ in range(config.num_single_layers)])
-        self.norm_out = ScaledNorm(D, bias=False)
+        self.norm_out = AdaLayerNormContinuous(D, bias=False)
         self.proj_out = nn.Linear(D, C, bias=False, init=ZEROS, matrices=0)
         nn.set_constant(self, "guidance", (1,), lambda: np.array([config.guidance], np.float32))
 

@@ -11,13 +11,13 @@ import zlib
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.predictor import ONES, XAVIER_UNIFORM, ZEROS, Normal, Parameter, Parameters
+from mindspeed_mm_dit.configs.predictor import ONES, XAVIER_UNIFORM, ZEROS, Normal, ParameterSpec, ParameterSpecs
 from mindspeed_mm_dit.data.order import philox
 
 _STREAM = 0x1717  # keeps these draws apart from those of the data
 
 
-def initial_weights(parameters: Parameters, seed: int) -> dict[str, np.ndarray]:
+def initial_weights(parameters: ParameterSpecs, seed: int) -> dict[str, np.ndarray]:
     """Return the initial value of each parameter, trained or not, float32, by its name in a checkpoint.
 
     seed: a whole number, at least 0.
@@ -25,7 +25,7 @@ def initial_weights(parameters: Parameters, seed: int) -> dict[str, np.ndarray]:
     return {name: initial_value(name, parameter, seed) for name, parameter in parameters.items()}
 
 
-def initial_value(name: str, parameter: Parameter, seed: int) -> np.ndarray:
+def initial_value(name: str, parameter: ParameterSpec, seed: int) -> np.ndarray:
     """Return the initial value of one parameter, float32."""
     shape, rule = parameter.shape, parameter.initial
     if rule is ZEROS:

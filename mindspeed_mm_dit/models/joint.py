@@ -20,12 +20,12 @@ from mindspeed_mm_dit.models.layers import (
     modulate,
     self_attention,
     split_heads,
-    timestep_code,
+    timestep_embedding,
 )
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
-TIMES = 1000
+TIMESTEP_SCALE = 1000
 """Times and guidance come in units of 1, and are embedded in units of 1/1000."""
 EPS = 1e-6
 
@@ -57,7 +57,7 @@ def prefix_mask(count: int, length: int) -> np.ndarray:
 
 def pad_to_multiple(text: Tensor) -> Tensor:
     """Pad a text (B, L, D) with zeros to a multiple of the context-parallel ranks."""
-    padding = -text.shape[1] % ops.sample_ranks()
+    padding = -text.shape[1] % ops.context_parallel_size()
     return ops.pad(text, (0, 0, 0, padding)) if padding else text
 
 
@@ -93,7 +93,7 @@ def plain_norm(width: int) -> Any:
     return nn.LayerNorm(width, eps=EPS, elementwise_affine=False)
 
 
-class Conditions(nn.Module):
+class TimeTextEmbedding(nn.Module):
     """The condition of a sample: its time and, if there are any, its pooled text and the strength of guidance."""
 
     def __init__(
@@ -115,13 +115,13 @@ class Conditions(nn.Module):
 
     def forward(self, t: Tensor, pooled: Tensor = None, guidance: Tensor = None) -> Tensor:
         """Return (B, D) from times (B,), pooled text (B, P) and strengths (B,) or (1,)."""
-        c = self.timestep_embedder(timestep_code(TIMES * t, self.frequencies))  # (B, D)
+        c = self.timestep_embedder(timestep_embedding(TIMESTEP_SCALE * t, self.frequencies))  # (B, D)
         if self.is_guided:
-            c = c + self.guidance_embedder(timestep_code(TIMES * guidance, self.frequencies))  # (B, D)
+            c = c + self.guidance_embedder(timestep_embedding(TIMESTEP_SCALE * guidance, self.frequencies))  # (B, D)
         return c + self.text_embedder(pooled) if self.is_pooled else c
 
 
-class ModulatedNorm(nn.Module):
+class AdaLayerNormZero(nn.Module):
     """A norm of tokens, shifted and scaled by a condition; also returns further gates, shifts and scales."""
 
     def __init__(self, width: int, parts: int) -> None:
@@ -137,7 +137,7 @@ class ModulatedNorm(nn.Module):
         return (modulate(self.norm(x), parts[0], parts[1]), *parts[2:])
 
 
-class ScaledNorm(nn.Module):
+class AdaLayerNormContinuous(nn.Module):
     """A norm of tokens, scaled and shifted by a condition: the scale comes first."""
 
     def __init__(self, width: int, bias: bool = True) -> None:
@@ -218,7 +218,7 @@ class JointAttention(Attention):
 
         cos, sin: rotary positions of text, then image (L + N, d / 2), if used; mask: (B, 1, 1, L + N), if used.
         """
-        L, pairs = text.shape[1] * ops.sample_ranks(), zip(self.text_heads(text), self.heads(x))
+        L, pairs = text.shape[1] * ops.context_parallel_size(), zip(self.text_heads(text), self.heads(x))
         q, k, v = (ops.cat([ops.tokens_to_heads(part) for part in pair], 2) for pair in pairs)  # (B, heads, L + N, d)
         both = attend(q, k, v, cos, sin, mask)  # (B, heads, L + N, d)
         attended = merge_heads(ops.heads_to_tokens(both[:, :, L:]))  # (B, N, D)
@@ -238,8 +238,8 @@ class JointBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.is_last, self.is_dual = is_last, is_dual
-        self.norm1 = ModulatedNorm(width, 9 if is_dual else 6)
-        self.norm1_context = ScaledNorm(width) if is_last else ModulatedNorm(width, 6)
+        self.norm1 = AdaLayerNormZero(width, 9 if is_dual else 6)
+        self.norm1_context = AdaLayerNormContinuous(width) if is_last else AdaLayerNormZero(width, 6)
         self.attn = JointAttention(width, num_heads, qk_norm, is_last)
         if is_dual:
             self.attn2 = Attention(width, num_heads, qk_norm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, ZEROS, Normal, Rule
+from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, ZEROS, Initializer, Normal
 from mindspeed_mm_dit.configs.tuning import LoraSpec
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import nn, ops
@@ -14,7 +14,7 @@ from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, timestep_frequenc
 Tensor = Any  # a tensor of the active framework
 
 
-def timestep_code(t: Tensor, frequencies: Tensor) -> Tensor:
+def timestep_embedding(t: Tensor, frequencies: Tensor) -> Tensor:
     """Return the sinusoids of times (B,) of any scale: cosines, then sines, (B, 2 x frequencies) float32."""
     angles = ops.to_float32(t)[:, None] * frequencies[None]  # (B, frequencies)
     return ops.cat([ops.cos(angles), ops.sin(angles)], 1)
@@ -35,7 +35,7 @@ class TimestepEmbedder(nn.Module):
 
     def code(self, t: Tensor) -> Tensor:
         """Return the sinusoids of timesteps (B,) of any scale."""
-        return timestep_code(t, self.frequencies)  # (B, 256)
+        return timestep_embedding(t, self.frequencies)  # (B, 256)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -110,7 +110,7 @@ class TwoLayerMlp(nn.Module):
     """Two linear layers around an activation."""
 
     def __init__(
-        self, in_features: int, hidden_size: int, activation: Any, init: Rule = XAVIER_UNIFORM, bias: bool = True
+        self, in_features: int, hidden_size: int, activation: Any, init: Initializer = XAVIER_UNIFORM, bias: bool = True
     ) -> None:
         super().__init__()
         self.linear_1 = nn.Linear(in_features, hidden_size, bias=bias, init=init)
@@ -151,7 +151,12 @@ class FullWidthNormAttention(nn.Module):
     """
 
     def __init__(
-        self, hidden_size: int, num_heads: int, eps: float, init_out: Rule = XAVIER_UNIFORM, added: int | None = None
+        self,
+        hidden_size: int,
+        num_heads: int,
+        eps: float,
+        init_out: Initializer = XAVIER_UNIFORM,
+        added: int | None = None,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -209,7 +214,7 @@ class LoraLinear(nn.Module):
         return ops.linear(x, self.weight, self.bias) + self.scale * change  # (..., out)
 
 
-def with_adapters(network: Any, adapters: Mapping[str, LoraSpec]) -> Any:
+def add_lora(network: Any, adapters: Mapping[str, LoraSpec]) -> Any:
     """Add an adapter to each layer that ``adapters`` names, in place; its values are loaded later.
 
     Raises ConfigError for a layer that is not a linear layer of the framework.

@@ -10,23 +10,23 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.precision import ComputeMode
-from mindspeed_mm_dit.configs.predictor import Parameters, PredictorConfig
-from mindspeed_mm_dit.configs.tuning import FULL_TUNING, LoraSpec, TunedModel, Tuning
+from mindspeed_mm_dit.configs.predictor import ParameterSpecs, PredictorConfig
+from mindspeed_mm_dit.configs.tuning import FULL_TUNING, LoraSpec, TunedModelConfig, Tuning
 from mindspeed_mm_dit.errors import ConfigError, UserError
 from mindspeed_mm_dit.framework.meta import nn, ops
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
-from mindspeed_mm_dit.framework.meta.tensor import Tensor, Trace, recording
+from mindspeed_mm_dit.framework.meta.tensor import ForwardCost, Tensor, recording
 
 _FRAMEWORK_ATTRIBUTES = ("named_parameters", "parameters_and_names", "requires_grad")
 """Attributes of PyTorch's modules, of MindSpore's cells, and of tensors of both."""
 
 
-def parameters_of(model: ModelConfig | PredictorConfig) -> Parameters:
+def parameters_of(model: ModelConfig | PredictorConfig) -> ParameterSpecs:
     """Return the parameters of a network; those of a model as it is tuned: adapters added, frozen ones marked."""
     return _tuned_parameters(*_parts(model))
 
 
-def adapters_of(model: ModelConfig) -> Mapping[str, LoraSpec]:
+def lora_specs(model: ModelConfig) -> Mapping[str, LoraSpec]:
     """Return the adapter of each adapted layer, by layer name."""
     predictor, tuning = _parts(model)
     return dict.fromkeys(tuning.layers(_declared(predictor)), tuning.lora_spec)
@@ -39,7 +39,7 @@ def with_tuning(model: ModelConfig, tuning: Tuning) -> ModelConfig:
     """
     if tuning == FULL_TUNING:
         return model
-    tuned_model = TunedModel.of(model, tuning.spelled_out(_declared(model.predictor)))
+    tuned_model = TunedModelConfig.of(model, tuning.spelled_out(_declared(model.predictor)))
     parameters_of(tuned_model)
     return tuned_model
 
@@ -49,36 +49,36 @@ def multiply_adds(predictor: PredictorConfig) -> int:
     return forward_pass(predictor).multiply_adds
 
 
-def forward_pass(model: ModelConfig | PredictorConfig, mode: ComputeMode | None = None, ranks: int = 1) -> Trace:
+def forward_pass(model: ModelConfig | PredictorConfig, mode: ComputeMode | None = None, ranks: int = 1) -> ForwardCost:
     """Return the cost of a forward pass of one sample on one of ``ranks`` context-parallel ranks, in ``mode``."""
     return _forward_pass(*_parts(model), mode, ranks)
 
 
 def _parts(model: ModelConfig | PredictorConfig) -> tuple[PredictorConfig, Tuning]:
     if isinstance(model, ModelConfig):
-        return model.predictor, model.tuning if isinstance(model, TunedModel) else FULL_TUNING
+        return model.predictor, model.tuning if isinstance(model, TunedModelConfig) else FULL_TUNING
     return model, FULL_TUNING
 
 
 @lru_cache(maxsize=64)
-def _declared(predictor: PredictorConfig) -> Parameters:
+def _declared(predictor: PredictorConfig) -> ParameterSpecs:
     network = _network(predictor)
     lists = {name: module for name, module in network.named_modules() if isinstance(module, nn.Blocks)}
     blocks = tuple(f"{name}.{number}" for name, module in lists.items() for number in range(len(module)))
-    return Parameters({name: parameter.declared for name, parameter in network.named_parameters()}, blocks)
+    return ParameterSpecs({name: parameter.declared for name, parameter in network.named_parameters()}, blocks)
 
 
 @lru_cache(maxsize=64)
-def _tuned_parameters(predictor: PredictorConfig, tuning: Tuning) -> Parameters:
+def _tuned_parameters(predictor: PredictorConfig, tuning: Tuning) -> ParameterSpecs:
     return tuning.applied(_declared(predictor))
 
 
 @lru_cache(maxsize=256)
-def _forward_pass(predictor: PredictorConfig, tuning: Tuning, mode: ComputeMode | None, ranks: int) -> Trace:
+def _forward_pass(predictor: PredictorConfig, tuning: Tuning, mode: ComputeMode | None, ranks: int) -> ForwardCost:
     network = _network(predictor)
     if tuning.targets:
         adapters = dict.fromkeys(tuning.layers(_declared(predictor)), tuning.lora_spec)
-        meta_reference("mindspeed_mm_dit.models.layers:with_adapters")(network, adapters)
+        meta_reference("mindspeed_mm_dit.models.layers:add_lora")(network, adapters)
     declared = _tuned_parameters(predictor, tuning)
     for name, parameter in network.named_parameters():
         parameter.needs_gradient = declared[name].trained
@@ -88,7 +88,7 @@ def _forward_pass(predictor: PredictorConfig, tuning: Tuning, mode: ComputeMode 
     options: dict[str, Any] = {"project": True} if predictor.z_dims else {}
     inputs = ", ".join(f"{name} {(1, *a.shape[1:])}" for name, a in predictor.conditions.meta_arrays().items())
     signature = f"network(x_t {(1, *predictor.latent_shape)}, t {(1, *times)}{inputs and ', ' + inputs})"
-    with _named_errors(predictor, signature), recording(Trace(autocast=mode == "autocast", ranks=ranks)) as trace:
+    with _named_errors(predictor, signature), recording(ForwardCost(autocast=mode == "autocast", ranks=ranks)) as trace:
         output = network(Tensor((1, *predictor.latent_shape)), Tensor((1, *times)), *conditions, **options)
     _check_output(predictor, output[0] if isinstance(output, tuple) else output)
     return trace

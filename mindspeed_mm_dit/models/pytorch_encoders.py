@@ -36,7 +36,7 @@ class DiffusersAutoencoder(Autoencoder):
         self._dtype = _DTYPES[config.dtype]
         loaded = self._load(config)
         with quiet(diffusers.utils.logging):
-            self.module = runtime.freeze(loaded, config.dtype).to(memory_format=self.memory_format)
+            self.module = runtime.prepare_frozen(loaded, config.dtype).to(memory_format=self.memory_format)
 
     def _load(self, config: Any) -> Any:
         return load_diffusers(config)
@@ -137,7 +137,7 @@ class TransformersEncoder:
     ) -> None:
         self.config, self._encode = config, encode
         loaded = _load(config, "text_encoder", module, optional, settings)
-        self.module = runtime.freeze(loaded.get_submodule(part), config.dtype)
+        self.module = runtime.prepare_frozen(loaded.get_submodule(part), config.dtype)
 
     @property
     def vocabulary_size(self) -> int:
@@ -167,7 +167,9 @@ class TransformersVision:
     """Base of frozen image networks, which take square images of ``size`` pixels a side."""
 
     def __init__(self, config: TransformersVisionConfig, size: int) -> None:
-        self.module = runtime.freeze(_load(config, config.section, config.module, _OUTSIDE_VISION, {}), config.dtype)
+        self.module = runtime.prepare_frozen(
+            _load(config, config.section, config.module, _OUTSIDE_VISION, {}), config.dtype
+        )
         self._size = size
         mean, std = (torch.tensor(values)[:, None, None] for values in config.pixels)  # (3, 1, 1) each
         self._mean, self._std = runtime.to_runtime_device(mean), runtime.to_runtime_device(std)

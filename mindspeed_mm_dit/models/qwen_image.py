@@ -16,9 +16,9 @@ from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
 from mindspeed_mm_dit.models.joint import (
     EPS,
-    Conditions,
+    AdaLayerNormContinuous,
     JointAttention,
-    ScaledNorm,
+    TimeTextEmbedding,
     add_residual,
     nonzero_mask,
     pack,
@@ -87,12 +87,12 @@ class QwenImage(nn.Module):
         super().__init__()
         self.config = config
         D, heads, last = config.hidden_size, config.num_attention_heads, config.num_layers - 1
-        self.time_text_embed = Conditions(D)
+        self.time_text_embed = TimeTextEmbedding(D)
         self.txt_norm = nn.RMSNorm(config.joint_attention_dim, eps=EPS)
         self.img_in = nn.Linear(4 * config.in_channels, D)
         self.txt_in = nn.Linear(config.joint_attention_dim, D)
         self.transformer_blocks = nn.Blocks([QwenImageBlock(D, heads, i == last) for i in range(last + 1)])
-        self.norm_out = ScaledNorm(D)
+        self.norm_out = AdaLayerNormContinuous(D)
         self.proj_out = nn.Linear(D, 4 * config.in_channels, init=ZEROS, matrices=0)
 
     def forward(self, x: Tensor, t: Tensor, text: Tensor, mask: Tensor | None = None) -> Tensor:

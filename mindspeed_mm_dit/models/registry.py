@@ -32,10 +32,10 @@ from mindspeed_mm_dit.configs.tuning import LoraSpec, is_linear_weight
 from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
 from mindspeed_mm_dit.framework import active, runtime
-from mindspeed_mm_dit.models.autoencoder import AutoencoderKind, NoAutoencoder
-from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
+from mindspeed_mm_dit.models.autoencoder import AutoencoderSpec, NoAutoencoder
+from mindspeed_mm_dit.models.meta import lora_specs, parameters_of
 from mindspeed_mm_dit.models.pretrained import check_weights, read_tensors
-from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderKind
+from mindspeed_mm_dit.models.text_encoder import TextEncoder, TextEncoderSpec
 from mindspeed_mm_dit.objectives.registry import OBJECTIVES as OBJECTIVES
 from mindspeed_mm_dit.objectives.registry import register_objective as register_objective
 from mindspeed_mm_dit.registry import Registry, import_object
@@ -44,7 +44,7 @@ _SPELLED = {"pytorch": "PyTorch", "mindspore": "MindSpore"}
 
 
 @dataclass(frozen=True)
-class TeacherKind:
+class TeacherSpec:
     """A kind of teacher, selected by ``model_id`` in section ``teacher`` of model.json."""
 
     config: type[TeacherConfig]
@@ -56,9 +56,9 @@ class TeacherKind:
     """(config): raise a UserError if weights are missing or cut short; called before any device work."""
 
 
-AUTOENCODERS = Registry[AutoencoderKind]("autoencoder")
-TEXT_ENCODERS = Registry[TextEncoderKind]("text_encoder")
-TEACHERS = Registry[TeacherKind]("teacher")
+AUTOENCODERS = Registry[AutoencoderSpec]("autoencoder")
+TEXT_ENCODERS = Registry[TextEncoderSpec]("text_encoder")
+TEACHERS = Registry[TeacherSpec]("teacher")
 
 
 def network_class(kind: type[PredictorConfig]) -> Any:
@@ -104,10 +104,10 @@ def build_predictor(config: ModelConfig, base_dtype: str = "", adapters: Mapping
         network = network_of(config.predictor)
     if formats:
         runtime.pack_weights(network, formats)
-    if adapters := adapters_of(config) if adapters is None else adapters:
-        from mindspeed_mm_dit.models.layers import with_adapters
+    if adapters := lora_specs(config) if adapters is None else adapters:
+        from mindspeed_mm_dit.models.layers import add_lora
 
-        with_adapters(network, adapters)
+        add_lora(network, adapters)
     return network
 
 
@@ -215,17 +215,17 @@ def check_framework(config: AutoencoderConfig | TextEncoderConfig | TeacherConfi
         )
 
 
-def register_autoencoder(model_id: str, kind: AutoencoderKind) -> None:
+def register_autoencoder(model_id: str, kind: AutoencoderSpec) -> None:
     """Add an autoencoder, so that section ``ae`` can name its ``model_id``; ConfigError if the name is taken."""
     AUTOENCODERS[model_id] = kind
 
 
-def register_text_encoder(model_id: str, kind: TextEncoderKind) -> None:
+def register_text_encoder(model_id: str, kind: TextEncoderSpec) -> None:
     """Add a text encoder, so that section ``text_encoder`` can name its ``model_id``; ConfigError if it is taken."""
     TEXT_ENCODERS[model_id] = kind
 
 
-def register_teacher(model_id: str, kind: TeacherKind) -> None:
+def register_teacher(model_id: str, kind: TeacherSpec) -> None:
     """Add a teacher, so that section ``teacher`` can name its ``model_id``; ConfigError if the name is taken."""
     TEACHERS[model_id] = kind
 
@@ -262,5 +262,5 @@ def check_vision_files(config: TransformersVisionConfig) -> None:
             )
 
 
-DINOV2 = TeacherKind(Dinov2Config, _build, check_vision_files)
-SIGLIP = TeacherKind(SiglipConfig, _build, check_vision_files)
+DINOV2 = TeacherSpec(Dinov2Config, _build, check_vision_files)
+SIGLIP = TeacherSpec(SiglipConfig, _build, check_vision_files)

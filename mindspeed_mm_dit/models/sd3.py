@@ -13,7 +13,13 @@ import numpy as np
 from mindspeed_mm_dit.configs.joint import SD3Config
 from mindspeed_mm_dit.configs.predictor import ZEROS
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.joint import Conditions, JointBlock, ScaledNorm, pad_to_multiple, padding_mask
+from mindspeed_mm_dit.models.joint import (
+    AdaLayerNormContinuous,
+    JointBlock,
+    TimeTextEmbedding,
+    pad_to_multiple,
+    padding_mask,
+)
 from mindspeed_mm_dit.models.layers import to_tokens, unpatchify
 from mindspeed_mm_dit.models.positions import sincos_positions_2d
 
@@ -53,13 +59,13 @@ class SD3(nn.Module):
         self.config = config
         D, heads, last = config.hidden_size, config.num_attention_heads, config.num_layers - 1
         self.pos_embed = PositionedPatchEmbed(config)
-        self.time_text_embed = Conditions(D, config.pooled_projection_dim)
+        self.time_text_embed = TimeTextEmbedding(D, config.pooled_projection_dim)
         self.context_embedder = nn.Linear(config.joint_attention_dim, D)
         self.transformer_blocks = nn.Blocks([
             JointBlock(D, heads, config.qk_norm is not None, number == last, number in config.dual_attention_layers)
             for number in range(config.num_layers)
         ])  # fmt: skip
-        self.norm_out = ScaledNorm(D)
+        self.norm_out = AdaLayerNormContinuous(D)
         self.proj_out = nn.Linear(D, config.patch_size**2 * config.in_channels, init=ZEROS, matrices=0)
 
     def forward(self, x: Tensor, t: Tensor, text: Tensor, pooled: Tensor) -> Tensor:

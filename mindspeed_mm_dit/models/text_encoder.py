@@ -11,7 +11,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.condition import ENCODERS, POOLING, JoinedText
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig, TransformersTextConfig
 from mindspeed_mm_dit.data.captions import CaptionTokenizer, Tokenizer, caption_problems
-from mindspeed_mm_dit.data.conditions import Arrays, CaptionCollator, ConditionBatch, ConditionKind
+from mindspeed_mm_dit.data.conditions import Arrays, CaptionCollator, CollatorInputs, ConditionSpec
 from mindspeed_mm_dit.data.order import Stream, bernoulli
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.pretrained import check_weights
@@ -34,7 +34,7 @@ class EncodedText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TextEncoderKind:
+class TextEncoderSpec:
     """A kind of text encoder, selected by ``model_id`` in section ``text_encoder`` of model.json."""
 
     config: type[TextEncoderConfig]
@@ -125,7 +125,7 @@ TEXT_KEPT = "text_kept"
 class JoinedTextCollator(CaptionCollator):
     """Tokenizes one caption of each row for all encoders, and draws which encoders are dropped."""
 
-    def __init__(self, condition: JoinedText, condition_batch: ConditionBatch) -> None:
+    def __init__(self, condition: JoinedText, condition_batch: CollatorInputs) -> None:
         super().__init__(condition, condition_batch, tokenize)
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> Arrays:
@@ -172,7 +172,7 @@ def joined_text(condition: JoinedText, batch: Mapping[str, Tensor], text_encoder
     return ops.cat(padded, 1), ops.cat(pooled, 1)
 
 
-JOINED = ConditionKind(
+JOINED = ConditionSpec(
     JoinedTextCollator,
     tokenize,
     unconditional=lambda condition, instead, tokenizers: tokenize(condition, [instead or ""], tokenizers),

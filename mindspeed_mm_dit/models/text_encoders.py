@@ -18,7 +18,7 @@ from mindspeed_mm_dit.configs.text_encoder import (
 )
 from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.pretrained import are_equal_if_stored
-from mindspeed_mm_dit.models.text_encoder import TextEncoderKind, check_files, folder_tokenizer
+from mindspeed_mm_dit.models.text_encoder import TextEncoderSpec, check_files, folder_tokenizer
 
 _HEADS = ("pooler.", "cls.", "embeddings.position_ids")
 """Prefixes of BERT weights that may be unused: heads of its pre-training, and a table that newer files leave out."""
@@ -29,9 +29,9 @@ _TABLES = ("shared.weight", "encoder.embed_tokens.weight")
 
 
 def _kind(config: type[TransformersTextConfig], build: Any, model_type: str, hint: str, *ids: str,
-          positions: str = "", check: Any = check_files) -> TextEncoderKind:  # fmt: skip
+          positions: str = "", check: Any = check_files) -> TextEncoderSpec:  # fmt: skip
     opened = partial(folder_tokenizer, model_type=model_type, hint=hint, ids=ids, positions=positions)
-    return TextEncoderKind(config, opened, build, check)
+    return TextEncoderSpec(config, opened, build, check)
 
 
 def _build_t5(config: TransformersTextConfig, module: str = "UMT5EncoderModel", reads_padding: bool = False) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, ZEROS, Normal
 from mindspeed_mm_dit.configs.video_transformer import CustomDiTConfig, VideoTransformerConfig, WanConfig
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.layers import FeedForward, FullWidthNormAttention, TwoLayerMlp, timestep_code
+from mindspeed_mm_dit.models.layers import FeedForward, FullWidthNormAttention, TwoLayerMlp, timestep_embedding
 from mindspeed_mm_dit.models.positions import rotary_pairs_by_axis, rotary_table, timestep_frequencies
 
 Tensor = Any  # a tensor of the active framework
@@ -90,7 +90,7 @@ class ConditionEmbedder(nn.Module):
 
         t: (B, n); conditions: labels (B,), text (B, L, text_dim), or both. The label is added to the time, as in DiT.
         """
-        code = timestep_code(ops.reshape(t, (-1,)), self.frequencies)  # (B n, freq_dim)
+        code = timestep_embedding(ops.reshape(t, (-1,)), self.frequencies)  # (B n, freq_dim)
         time = ops.reshape(self.time_embedder(code), (*t.shape, -1))  # (B, n, D)
         if self.has_labels:
             time = time + self.label_embedder(conditions[0])[:, None]  # (B, n, D)

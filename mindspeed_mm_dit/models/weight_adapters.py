@@ -47,15 +47,15 @@ class AdaptedTensor:
     """How the other network's tensor was changed, or why the value is new; empty: it was copied."""
 
 
-def adapter_of(config: PredictorConfig | type[PredictorConfig]) -> WeightAdapter:
+def weight_converter_of(config: PredictorConfig | type[PredictorConfig]) -> WeightConverter:
     """Return the adapter of a config, or of a config class."""
     kind = config if isinstance(config, type) else type(config)
-    adapter: type[WeightAdapter] = import_object(kind.adapter, f"the weight adapter of {kind.__name__}")
+    adapter: type[WeightConverter] = import_object(kind.adapter, f"the weight adapter of {kind.__name__}")
     return adapter(kind)
 
 
 @dataclass(frozen=True)
-class WeightAdapter:
+class WeightConverter:
     """Adapts weights to one kind of network: by default, only weights of the same shapes."""
 
     kind: Any
@@ -128,7 +128,7 @@ def without_fixed(section: Mapping[str, Any], fixed: Mapping[str, tuple[Any, ...
     return {key: value for key, value in section.items() if key not in fixed}
 
 
-class JointAdapter(WeightAdapter):
+class JointAdapter(WeightConverter):
     """Base of the adapters of the transformers with joint attention."""
 
     identifying: ClassVar[tuple[str, ...]]
@@ -322,7 +322,7 @@ class SD3Adapter(JointAdapter):
         )
 
 
-class VideoAdapter(WeightAdapter):
+class VideoAdapter(WeightConverter):
     """``custom_dit``, and what it shares with Wan."""
 
     head_dim = 128

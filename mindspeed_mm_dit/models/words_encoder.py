@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.text_encoder import WordsConfig
 from mindspeed_mm_dit.data.captions import Tokens, caption_problems
 from mindspeed_mm_dit.models.registry import TEXT_ENCODERS
-from mindspeed_mm_dit.models.text_encoder import EncodedText, TextEncoderKind
+from mindspeed_mm_dit.models.text_encoder import EncodedText, TextEncoderSpec
 
 MAX_SAVED_WORDS, MAX_LISTED_WORDS = 10_000, 5
 """Most words that a checkpoint stores, and that a note lists."""
@@ -105,4 +105,4 @@ def _build(config: WordsConfig) -> Callable[[Any, Any], EncodedText]:
     return network
 
 
-WORDS = TextEncoderKind(WordsConfig, WordsTokenizer, _build, words=_words)
+WORDS = TextEncoderSpec(WordsConfig, WordsTokenizer, _build, words=_words)

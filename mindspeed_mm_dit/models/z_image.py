@@ -15,7 +15,14 @@ import numpy as np
 from mindspeed_mm_dit.configs.joint import UNIT, ZImageConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS, Normal
 from mindspeed_mm_dit.framework import nn, ops
-from mindspeed_mm_dit.models.joint import TIMES, Attention, concat_tokens, nonzero_mask, plain_norm, prefix_mask
+from mindspeed_mm_dit.models.joint import (
+    TIMESTEP_SCALE,
+    Attention,
+    concat_tokens,
+    nonzero_mask,
+    plain_norm,
+    prefix_mask,
+)
 from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify
 from mindspeed_mm_dit.models.positions import grid_positions, rotary_at_positions
 
@@ -144,7 +151,7 @@ class ZImage(nn.Module):
         is_word = nonzero_mask(text)  # (B, L)
         used = self.used_units(is_word)  # (B, L / 32)
         (cos, sin), N = self.positions(used, h, w), padded_length(h * w)  # 2 x (B, 1, N + L, d / 2)
-        c = self.t_embedder(TIMES * t)  # (B, T)
+        c = self.t_embedder(TIMESTEP_SCALE * t)  # (B, T)
         patches = ops.cast_like(self.patches(x, N), self.x_pad_token)  # (B, N, 4 C)
         x = ops.where(prefix_mask(h * w, N)[:, :, None], self.all_x_embedder(patches), self.x_pad_token)
         x = ops.split_tokens(x)  # (B, N, D)

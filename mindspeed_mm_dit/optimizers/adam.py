@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mindspeed_mm_dit.optimizers.contract import Optimizer, Parameter, Rule, Tensor, flag, require
+from mindspeed_mm_dit.optimizers.contract import OptimizerSpec, Parameter, Tensor, UpdateRule, flag, require
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def pytorch(config: AdamConfig) -> tuple[str, dict[str, Any]]:
     return "AdamW", {"betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_eps, "fused": True}
 
 
-RULE = Rule(("exp_avg", "exp_avg_sq"), change, numbers, pytorch=pytorch)
+RULE = UpdateRule(("exp_avg", "exp_avg_sq"), change, numbers, pytorch=pytorch)
 
 
-def rule_of(config: AdamConfig, parameter: Parameter) -> Rule:
+def rule_of(config: AdamConfig, parameter: Parameter) -> UpdateRule:
     """Return AdamW's rule, the same for every parameter."""
     return RULE
 
 
-ADAM = Optimizer(AdamConfig, rule_of)
+ADAM = OptimizerSpec(AdamConfig, rule_of)

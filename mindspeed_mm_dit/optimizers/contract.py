@@ -32,7 +32,7 @@ class Parameter(Protocol):
         """Number of matrices stacked in it; 0 if it is not treated as a matrix."""
 
 
-class Rule(NamedTuple):
+class UpdateRule(NamedTuple):
     """The update rule of some parameters."""
 
     state: tuple[str, ...]
@@ -48,24 +48,24 @@ class Rule(NamedTuple):
     Its state has the names of ``state``, and "step"."""
 
 
-class Optimizer(NamedTuple):
+class OptimizerSpec(NamedTuple):
     """An optimizer, which ``--optimizer`` chooses by name."""
 
     config: type
     """Frozen dataclass of its settings, made with :func:`flag`; each is a flag of the same name."""
-    rule_of: Callable[[Any, Parameter], Rule]
+    rule_of: Callable[[Any, Parameter], UpdateRule]
     """(config, parameter) -> its update rule."""
 
 
 @dataclass(frozen=True)
-class ChosenOptimizer:
+class ConfiguredOptimizer:
     """An optimizer with its settings, as used by engines, checkpoints and plans."""
 
     name: str
     config: Any
-    optimizer: Optimizer
+    optimizer: OptimizerSpec
 
-    def rule_of(self, parameter: Parameter) -> Rule:
+    def rule_of(self, parameter: Parameter) -> UpdateRule:
         """Return the update rule of ``parameter``."""
         return self.optimizer.rule_of(self.config, parameter)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mindspeed_mm_dit.optimizers import adam
-from mindspeed_mm_dit.optimizers.contract import Optimizer, Parameter, Rule, Tensor, flag, require
+from mindspeed_mm_dit.optimizers.contract import OptimizerSpec, Parameter, Tensor, UpdateRule, flag, require
 
 MIN_NORM = 1e-7
 """Lower bound of the norm that a matrix is divided by."""
@@ -78,12 +78,12 @@ def update_matrices(config: MuonConfig, x: Tensor, numbers: tuple[Any, ...]) -> 
     return lr * scale_of(config.muon_scale_mode, *x.shape[-2:]) * orthogonalize(x, config.muon_num_ns_steps)
 
 
-RULE = Rule(("momentum_buffer",), change, update_matrices=update_matrices)
+RULE = UpdateRule(("momentum_buffer",), change, update_matrices=update_matrices)
 
 
-def rule_of(config: MuonConfig, parameter: Parameter) -> Rule:
+def rule_of(config: MuonConfig, parameter: Parameter) -> UpdateRule:
     """Return Muon's rule for matrices, AdamW's for the rest."""
     return RULE if parameter.matrices else adam.RULE
 
 
-MUON = Optimizer(MuonConfig, rule_of)
+MUON = OptimizerSpec(MuonConfig, rule_of)

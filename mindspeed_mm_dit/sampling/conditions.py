@@ -57,7 +57,7 @@ class SampleConditions:
         values = {item: [column[number] for number in numbers.tolist()] for item, column in self.values.items()}
         return replace(self, values=values, first_number=self.first_number + int(numbers[0]))
 
-    def each(self, times: int) -> SampleConditions:
+    def repeat(self, times: int) -> SampleConditions:
         """Return the conditions of ``times`` samples of each value."""
         return self.at(np.repeat(np.arange(len(self)), times)) if times > 1 else self
 
@@ -150,7 +150,8 @@ def check_conditions(request: SampleConditions, config: ModelConfig) -> None:
     conditions: Conditions = config.predictor.conditions
     missing = [item for item in conditions.items if item not in request.values]
     if missing:
-        raise ConfigError(f"The samples have no {missing[0]}, on which the model is conditioned. Request one for each.")
+        flag = _FLAGS.get(missing[0], missing[0])
+        raise ConfigError(f"{flag} is missing, and the model is conditioned on the {missing[0]}. Give it per sample.")
     if conditions.frames is not None and not isinstance(request.values.get("image", [None])[0], Mapping):
         _check_images(request, conditions.frames, config)
     _check_vectors(request, conditions)

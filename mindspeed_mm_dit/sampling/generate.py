@@ -19,7 +19,7 @@ from mindspeed_mm_dit.configs.condition import Conditions
 from mindspeed_mm_dit.configs.limits import whole_number
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
-from mindspeed_mm_dit.data.conditions import encoded, request_arrays, unconditional_arrays
+from mindspeed_mm_dit.data.conditions import encode_conditions, request_arrays, unconditional_arrays
 from mindspeed_mm_dit.data.order import Stream, normals
 from mindspeed_mm_dit.errors import ConfigError, ConvergenceError, DataError
 from mindspeed_mm_dit.framework import ops, runtime
@@ -77,7 +77,7 @@ def plan_samples(
     num = whole_number(flag, request.num, 1)
     what = f"{flag} = {num}" + (f" with path = {request.path}" if request.path > 1 else "")
     _check_amount(what, len(conditions) * num * request.path, config, output)
-    return SamplePlan(config, request, conditions.each(num))
+    return SamplePlan(config, request, conditions.repeat(num))
 
 
 # --- size and defaults -----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def with_defaults(
             f"--cfg-scale = {guidance.scale} needs a null class, and this model has none: it was trained without "
             "dropped labels. Use --cfg-scale 1."
         )
-    runtime.low_precision(request.bf16)  # raises if bfloat16 is not supported here
+    runtime.autocast(request.bf16)  # raises if bfloat16 is not supported here
     options = sampler_options(config.diffusion, filled.sampler, filled.options)
     find_sampler(config.diffusion, filled.sampler).check(config.diffusion, filled.steps, options)
     return replace(filled, guidance=guidance.scale, interval=guidance.interval)
@@ -240,7 +240,7 @@ def generate(
 
     Args:
         model: the composite (ae, text_encoders, diffusion, predictor).
-        request: how, with the model's defaults (``plan.with_defaults``).
+        request: how, with the model's defaults (``with_defaults``).
         experts: if there are two, and ``model`` has the network of the high-noise expert.
 
     Returns:
@@ -267,7 +267,7 @@ def _tokenizers(model: Any) -> list[Any]:
 def _encoded(model: Any, conditions: Conditions, arrays: Arrays) -> Arrays:
     """Return the conditions (B, ...) as the network takes them, by name."""
     tensors = {name: ops.tensor(array) for name, array in arrays.items()}
-    values = encoded(conditions, tensors, model)
+    values = encode_conditions(conditions, tensors, model)
     return {name: ops.numpy(tensor) for name, tensor in zip(conditions.names, values)}
 
 
@@ -333,21 +333,21 @@ def trajectory_states(
         [ops.tensor(side[name]) for name in names] for side in (condition, {**condition, **unconditional})
     )
 
-    def precise(network: Any) -> Any:
+    def with_autocast(network: Any) -> Any:
         def forward(*inputs: Any) -> Any:
-            with runtime.low_precision(request.bf16):
+            with runtime.autocast(request.bf16):
                 return network(*inputs)
 
         return forward
 
     guidance = Guidance(request.guidance, request.channels, request.interval, request.rescale)
     if experts is None:
-        weaker = None if request.weaker is None else precise(request.weaker.predictor)
-        model_fn = guided_network(precise(model.predictor), conditional, negative, guidance, weaker)
+        weaker = None if request.weaker is None else with_autocast(request.weaker.predictor)
+        model_fn = guided_network(with_autocast(model.predictor), conditional, negative, guidance, weaker)
     else:
         scales = guidance.scale, request.low_noise_scale
         high, low = (
-            guided_network(precise(network), conditional, negative, replace(guidance, scale=scale))
+            guided_network(with_autocast(network), conditional, negative, replace(guidance, scale=scale))
             for network, scale in zip(experts.networks(model.predictor), scales)
         )
         model_fn = switch_experts(experts.boundary, high, low)

@@ -172,12 +172,12 @@ def load_model(
         weights = weights | joined.arrays()
     check_names(runtime.shapes(model.predictor), shapes_of(weights), f"--checkpoint = {description.path}")
     runtime.load_arrays(model.predictor, weights)
-    runtime.compiled(model.predictor)
+    runtime.jit_forward(model.predictor)
     if bf16:
-        runtime.cast_products_to_bf16(model.predictor)
+        runtime.cast_matmul_weights_to_bf16(model.predictor)
     if torch_compile:
         runtime.compile_blocks(model.blocks)
-    return runtime.freeze(model)
+    return runtime.prepare_frozen(model)
 
 
 # --- several networks -------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class Pipeline:
             letters = "(B, C, H, W)" if axes == 3 else "(B, C, F, H, W)"
             raise ConfigError(f"{what}, and must be uint8 of shape {letters}, with values from 0 to 255.")
         if pixels.shape[1] != self.config.ae.channels:
-            raise ConfigError(f"{what}, and the model takes {self.config.ae.channels} channels.")
+            raise ConfigError(f"{what}, and the model takes {self.config.ae.channels} channel(s).")
         shape = self.config.ae.latent_shape(pixels.shape[2:])
         return pixels, self.config.predictor.resized(shape).latent_shape
 

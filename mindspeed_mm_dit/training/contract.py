@@ -39,7 +39,7 @@ class StepResult(NamedTuple):
     """Norm of the gradient before clipping."""
 
 
-class AveragedModel(NamedTuple):
+class EmaModel(NamedTuple):
     """A composite whose predictor uses the EMA weights, for ``sampling.generate``."""
 
     ae: Any
@@ -53,7 +53,7 @@ class AveragedModel(NamedTuple):
     """The composite's, which encode the first frames of clips."""
 
     @classmethod
-    def of(cls, composite: Any, predictor: Callable[..., Tensor]) -> AveragedModel:
+    def of(cls, composite: Any, predictor: Callable[..., Tensor]) -> EmaModel:
         """Return a model of ``predictor`` and the other parts of a composite."""
         parts = (composite.text_encoders, composite.frames, composite.image_features)
         return cls(composite.ae, composite.diffusion, predictor, *parts)
@@ -75,13 +75,13 @@ class Engine(RunState, Protocol):
     def train_step(self, forward_step: ForwardStep, batches: Iterator[Any], lr: float) -> StepResult:
         """Accumulate the gradients of a global batch, clip, step, and update the EMA."""
 
-    def move_power_emas(self, fractions: Sequence[float]) -> None:
+    def update_power_emas(self, fractions: Sequence[float]) -> None:
         """Move each EMA of --power-ema-stds towards the weights, by its fraction in ``fractions``."""
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         """Return the loss of each sample in this rank's part of a global batch, (B,)."""
 
-    def averaged(self, needs_model: bool) -> AbstractContextManager[AveragedModel | None]:
+    def ema_weights(self, needs_model: bool) -> AbstractContextManager[EmaModel | None]:
         """While entered, the EMA replaces the weights; afterwards both are bit for bit what they were.
 
         Every rank must enter it. It yields a model if ``needs_model``, or if ranks hold shards of one, else None. Every
@@ -99,7 +99,7 @@ class Writer(Protocol):
         """Return ``state``, to be written, on its way to the host."""
 
     def write(self, state: Any, path: Path, when_complete: Callable[[], object]) -> None:
-        """Write the result of ``copied`` into the folder ``path``; every rank must call this."""
+        """Write the result of ``copy_to_host`` into the folder ``path``; every rank must call this."""
 
     def wait(self) -> Any:
         """Wait for the write under way; return its error on this rank, or None."""
@@ -163,7 +163,7 @@ def next_batches(batches: Iterator[Any], stop: StopRequest) -> list[Any]:
     return micro_batches
 
 
-class WeighedByToken:
+class TokenWeightedSamples:
     """Samples whose losses are weighted by their tokens: each batch has ``loss_weights`` (B,), with mean 1 over a step.
 
     So the mean over a step's samples is a mean over its tokens, however ranks and micro-batches split the step.
@@ -186,19 +186,21 @@ class WeighedByToken:
 class BatchStream:
     """This rank's micro-batches from one sample index on; every ``iter`` starts there again."""
 
-    def __init__(self, args: RunConfig, samples: SampleReader | WeighedByToken, start: int, num_workers: int) -> None:
+    def __init__(
+        self, args: RunConfig, samples: SampleReader | TokenWeightedSamples, start: int, num_workers: int
+    ) -> None:
         self._args, self._samples, self._start, self._num_workers = args, samples, start, num_workers
 
     def __iter__(self) -> Generator[Batch, None, None]:
         rank, ranks, size = (
-            framework.runtime.data_rank(),
-            framework.runtime.data_world_size(),
+            framework.runtime.data_parallel_rank(),
+            framework.runtime.data_parallel_size(),
             self._args.micro_batch_size,
         )
-        rounds = self._args.global_batch_size // (size * ranks)
-        sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, rounds)
+        num_microbatches = self._args.global_batch_size // (size * ranks)
+        sample_indices = self._samples.order.micro_batches(self._start, size, rank, ranks, num_microbatches)
         # A step takes all its micro-batches at once, so that many are prefetched in the step before; no thread idles.
-        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, rounds, self._num_workers)
+        prefetch = max(self._args.mm.data.dataloader_param.prefetch_batches, num_microbatches, self._num_workers)
         apart = self._num_workers > 0 and framework.runtime.device_type() != "cpu" and sys.platform == "linux"
         apart = apart and not _offloads(self._args)
         load = load_batches_in_process if apart else load_batches
@@ -220,10 +222,10 @@ def train_valid_streams(args: RunConfig) -> tuple[BatchStream, BatchStream | Non
     """Return both as streams that have not started."""
     data, diffusion = args.mm.data_set, args.mm.model.diffusion
     plain = data.samples(training_draw(diffusion))
-    samples: SampleReader | WeighedByToken = plain
+    samples: SampleReader | TokenWeightedSamples = plain
     samples.order.check(args.micro_batch_size, args.consumed_train_samples)
     if args.loss_by == "token":
-        samples = WeighedByToken(plain, data.tokens(), args.consumed_train_samples, args.global_batch_size)
+        samples = TokenWeightedSamples(plain, data.tokens(), args.consumed_train_samples, args.global_batch_size)
     training = BatchStream(args, samples, args.consumed_train_samples, args.num_workers)
     if not data.num_valid:
         return training, None

@@ -104,10 +104,12 @@ class DataSet:
         opened, rows = (self._held_out, self._valid) if held_out else (self._opened, self._train)
         return opened.samples(rows, self._seed, self._shuffle, draw, held_out)
 
-    def micro_batches(self, start: int, size: int, rank: int, ranks: int, rounds: int) -> Iterator[np.ndarray]:
-        """Yield the sample indices of one rank's training micro-batches, ``rounds`` of them per step."""
+    def micro_batches(
+        self, start: int, size: int, rank: int, ranks: int, num_microbatches: int
+    ) -> Iterator[np.ndarray]:
+        """Yield the sample indices of one rank's training micro-batches, ``num_microbatches`` of them per step."""
         order = self._opened.order(self._train, self._seed, self._shuffle)
-        return order.micro_batches(start, size, rank, ranks, rounds)
+        return order.micro_batches(start, size, rank, ranks, num_microbatches)
 
     def flop_per_sample(self) -> float:
         """Return the FLOP of a training step for one sample; the mean if samples have several shapes."""

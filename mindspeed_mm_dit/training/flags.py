@@ -12,13 +12,13 @@ from mindspeed_mm_dit.configs.flag import AddFlags
 from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.training.callbacks.registry import CALLBACKS
-from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerKind, add_flags, enabling_flag, metrics_loggers
+from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerSpec, add_flags, enabling_flag, metrics_loggers
 
 
 def standalone_parser() -> Parser:
     """Return a parser of the Megatron flags that the standalone host understands."""
     parser = build_parser()
-    group = parser.add_argument_group("metrics_loggers")
+    group = parser.add_argument_group("metrics loggers")
     for kind in metrics_loggers():
         if kind.in_megatron:
             add_flags(kind, group)
@@ -70,7 +70,7 @@ def without_outputs(args: RunConfig) -> RunConfig:
 
 
 def ignored_flags(
-    args: RunConfig, names: Collection[str], is_selected: Callable[[MetricsLoggerKind], bool]
+    args: RunConfig, names: Collection[str], is_selected: Callable[[MetricsLoggerSpec], bool]
 ) -> list[str]:
     """Return the flags of a command line that have no effect in another host.
 
@@ -85,6 +85,6 @@ def ignored_flags(
     return [flag_of(action.dest) for action in parser._actions if values[action.dest] != action.default]
 
 
-def _extra_flags(is_selected: Callable[[MetricsLoggerKind], bool]) -> list[AddFlags]:
+def _extra_flags(is_selected: Callable[[MetricsLoggerSpec], bool]) -> list[AddFlags]:
     logger_flags = [partial(add_flags, kind) for kind in metrics_loggers() if is_selected(kind)]
     return [*logger_flags, *(callback.flags for callback in CALLBACKS.external())]

@@ -17,7 +17,7 @@ from mindspeed_mm_dit.errors import wrap_step_errors
 from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.training.callbacks.registry import Run, Step
 from mindspeed_mm_dit.training.contract import EngineModule, next_batches
-from mindspeed_mm_dit.training.signals import Stop
+from mindspeed_mm_dit.training.signals import StopReason
 
 
 def engine_module() -> EngineModule:
@@ -31,7 +31,7 @@ def engine_module() -> EngineModule:
     return engine
 
 
-def train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
+def train(run: Run, train_batches: Iterator[Any]) -> StopReason | None:
     """Run optimizer steps until --train-iters or until the ranks agree to stop; save, and return why they stopped.
 
     Raises:
@@ -45,21 +45,21 @@ def train(run: Run, train_batches: Iterator[Any]) -> Stop | None:
     while progress.iteration < args.train_iters:
         started = time.monotonic()
         batches = next_batches(train_batches, run.stop)
-        run.waited += time.monotonic() - started
+        run.data_wait_seconds += time.monotonic() - started
         if run.stop.agree():
             break
         lr = schedule.at(progress.iteration)
         run.notify(lambda callback: callback.before_step(run))
-        with wrap_step_errors(f"iteration {progress.iteration + 1}"):
+        with wrap_step_errors(f"Iteration {progress.iteration + 1}"):
             result = run.engine.train_step(run.forward_step, iter(batches), lr)
-            run.catch_up()  # on the steps before, while the device is busy with this one
+            run.flush()  # on the steps before, while the device is busy with this one
         run.finish_step(Step(result, lr))
         if run.is_due(args.save_interval):
             progress.try_save(run.check)
     return _end(run)
 
 
-def _end(run: Run) -> Stop | None:
+def _end(run: Run) -> StopReason | None:
     """Save the last state, and return why it is the last; None if --train-iters is reached."""
     run.notify(lambda callback: callback.at_end(run))
     stop = run.stop.agree()

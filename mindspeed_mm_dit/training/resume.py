@@ -35,7 +35,7 @@ from mindspeed_mm_dit.configs.run import RunConfig, rows
 from mindspeed_mm_dit.configs.tuning import expand_lists
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
 from mindspeed_mm_dit.models.init import initial_value
-from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
+from mindspeed_mm_dit.models.meta import lora_specs, parameters_of
 from mindspeed_mm_dit.optimizers.registry import optimizer_facts, optimizer_from_facts
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.contract import Checkpoints
@@ -292,7 +292,7 @@ def check_restorable(args: RunConfig) -> None:
 
 def _adapters(args: RunConfig) -> dict[str, Any]:
     """Return the facts about adapters: their settings, and the base weights that they belong to."""
-    if not adapters_of(args.mm.model):
+    if not lora_specs(args.mm.model):
         return {}
     return {ADAPTERS: {**args.mm.model.tuning_facts(), BASE: args.mm.base, BASE_FROM: args.init_from}}
 
@@ -327,7 +327,7 @@ def _settings(args: RunConfig) -> dict[str, Any]:
     model, data = args.mm.model, args.mm.data
     settings = {row.word: getattr(args, row.name) for row in rows() if row.compared == "setting"}
     settings |= optimizer_facts(args.chosen_optimizer())
-    settings |= {} if adapters_of(model) else model.tuning_facts()
+    settings |= {} if lora_specs(model) else model.tuning_facts()
     if args.lr_decay_style != "constant":
         settings["--min-lr"] = args.min_lr
         settings["--lr-decay-iters"] = args.lr_decay_iters or args.train_iters
@@ -363,7 +363,7 @@ class InitialWeights(NamedTuple):
     """Digest of the base weights of adapters; empty without adapters."""
 
 
-def first_weights(args: RunConfig, start: ResumePoint | None) -> InitialWeights:
+def read_initial_weights(args: RunConfig, start: ResumePoint | None) -> InitialWeights:
     """Return the initial weights of a run, as --init-from decides.
 
     Every rank must call this: they read a checkpoint folder together. No model is needed.
@@ -375,14 +375,14 @@ def first_weights(args: RunConfig, start: ResumePoint | None) -> InitialWeights:
     model: ModelConfig = args.mm.model
     if args.init_from is None:
         return InitialWeights(None)
-    if start is not None and not adapters_of(model):
+    if start is not None and not lora_specs(model):
         print_rank_0(f"note: --init-from = {args.init_from} is not read: the run resumes from {start.path}")
         return InitialWeights(None)
     try:
         source = read_source(args.init_from, model.predictor)
         adapted = adapt_weights(source, model.predictor, args.mm.classes, args.seed)
         weights = {name: value for name, value, _ in adapted}
-        base = base_digest(weights) if adapters_of(model) else ""
+        base = base_digest(weights) if lora_specs(model) else ""
         if start is not None:
             _check_base(args.init_from, base, start)
     except UserError as error:
@@ -417,7 +417,7 @@ def _report_lines(
         sections = ("diffusion", "ae") if there.ae.model_id != model.ae.model_id else ("diffusion",)
         for line in differences(there, model, sections):
             yield f"    note: {line}"
-    if adapters := adapters_of(model):
+    if adapters := lora_specs(model):
         if new := [name for name, _, how in adapted if "drawn anew" in how]:
             names = ", ".join(new[:3])
             yield f"    note: {names} are randomly initialised and frozen, so new classes will be hard to distinguish"

@@ -22,7 +22,7 @@ LAUNCHER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopReason:
     """Why a run ends before its last step; the same on every rank, except ``error``."""
 
     reason: str
@@ -87,7 +87,7 @@ class StopRequest:
         """The error that this rank has noted."""
         return self._error
 
-    def agree(self) -> Stop | None:
+    def agree(self) -> StopReason | None:
         """Return why every rank must stop now, or None to go on; every rank must call this equally often."""
         is_over = time.monotonic() >= self._over_at
         flags = runtime.each_any_over_ranks(
@@ -96,13 +96,13 @@ class StopRequest:
         self._have_agreed = True
         failed, over, *signaled = flags
         if failed:
-            return Stop("stopped by an error", USER_ERROR, self._error)
+            return StopReason("stopped by an error", USER_ERROR, self._error)
         for number, on in zip(SIGNALS, signaled):
             if on:
-                return Stop(f"asked to stop by {number.name}", 128 + number)
+                return StopReason(f"asked to stop by {number.name}", 128 + number)
         if over:
-            return Stop(f"the {self._minutes} minutes of --exit-duration-in-mins are over", 0)
-        return Stop(self._end_reason, 0) if self._end_reason else None
+            return StopReason(f"the {self._minutes} minutes of --exit-duration-in-mins are over", 0)
+        return StopReason(self._end_reason, 0) if self._end_reason else None
 
 
 def _named(error: Exception) -> UserError:

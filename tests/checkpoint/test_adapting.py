@@ -303,7 +303,7 @@ def test_missing_and_incomplete_sources_are_refused(tmp_path):
     FORMATS["pt"].write(tmp_path / "part.pt", State({"model": part}))
     for path, words in (
         (tmp_path / "no.pt", r"no\.pt"),
-        (tmp_path, "no format known"),
+        (tmp_path, "none of the formats"),
         (tmp_path / "part.pt", r"'dit'.*blocks\.1\.mlp\.fc1\.bias"),
     ):
         pytest.raises(CheckpointError, read_source, path, THERE).match(f"--init-from = .*{words}")

@@ -148,10 +148,10 @@ def test_diffusers_draws_our_picture_from_pipeline_and_adapters(framework, name,
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"diffusion": {"path": "gvp"}}, "diffusion.sample_schedule = null"),
+    ({"diffusion": {"path": "gvp"}}, "diffusion has path gvp"),
     ({"diffusion": {"shift_base": 4096}}, "diffusion.shift_base = 4096"),
     ({"ae": {"model_id": "pixel", "channels": 3}}, "ae.model_id = 'pixel'"),
-    ({"text_encoder": {"model_id": "words"}}, "text_encoder: words"),
+    ({"text_encoder": {"model_id": "words"}}, "text encoders of model.json are words"),
 ])  # fmt: skip
 def test_model_that_the_pipeline_samples_otherwise_is_refused(change, words, tmp_path, capsys):
     parts = {

@@ -57,7 +57,7 @@ def test_last_checkpoints_are_kept(tmp_path, flags, written, kept):
 
 def test_the_best_is_kept_until_there_is_a_better_one(tmp_path):
     store = CheckpointStore(tmp_path, keep_last=1)
-    pytest.raises(CheckpointError, find_checkpoint, tmp_path / "best").match("no such file")
+    pytest.raises(CheckpointError, find_checkpoint, tmp_path / "best").match("best does not exist")
     for iteration, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5)):
         store.begin(iteration)
         store.commit(iteration, {BEST: {"iteration": best, "loss": 0.5}} if best else {})
@@ -137,7 +137,7 @@ def test_reader_during_a_run_finds_a_whole_checkpoint(tmp_path, monkeypatch):
     assert stores.read_newest(tmp_path, "--checkpoint", read) == "6" and seen == ["iter_0000005", "iter_0000006"]
     shutil.rmtree(store.path(6))
     gone = pytest.raises(CheckpointError, stores.read_newest, store.path(6), "--checkpoint", read)
-    gone.match(r"--checkpoint = .*iter_0000006.* no such file")
+    gone.match(r"--checkpoint = .*iter_0000006 does not exist")
     write(store, 7)
     (store.path(7) / "data").unlink()
     pytest.raises(FileNotFoundError, stores.read_newest, tmp_path, "--checkpoint", read)  # (by no run: it is damaged)
@@ -274,6 +274,6 @@ def test_folder_means_its_newest_checkpoint(tmp_path):
     assert find_checkpoint(tmp_path / "run") == find_checkpoint(tmp_path / "run/checkpoints") == newest
     assert find_checkpoint(newest) == newest
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    for name, words in (("link", "a link to nothing"), ("gone", "no such file"), ("rum", "'run'")):
+    for name, words in (("link", "a link to nothing"), ("gone", "does not exist"), ("rum", "'run'")):
         pytest.raises(CheckpointError, find_checkpoint, tmp_path / name).match(f"(?s)--checkpoint = .*/{name}.*{words}")
     pytest.raises(CheckpointError, find_checkpoint, newest.parent / BEST, "--load").match("^--load = .*/best")

@@ -105,9 +105,9 @@ def test_both_forms_are_theirs_and_averages_have_names_of_their_own():
 
 
 @pytest.mark.parametrize(("ours", "theirs", "words"), [
-    (OURS[:-2], stored(groups=2), "has 4 parameters, this model trains 3"),
+    (OURS[:-2], stored(groups=2), "has 4 parameters, but this model trains 3"),
     (OURS, by_name(("a.weight", "a.bias", "b.weight", "c.bias")), r"no moments of b\.bias"),
-    (OURS, by_name(PARAMETERS[:3]), "has 3 parameters, this model trains 4"),
+    (OURS, by_name(PARAMETERS[:3]), "has 3 parameters, but this model trains 4"),
 ])  # fmt: skip
 def test_moments_of_other_parameters_are_refused(ours, theirs, words) -> None:
     pytest.raises(CheckpointError, mindspeed_mm.stored_names, ours, theirs).match(words)

@@ -77,7 +77,7 @@ def test_file_with_code_or_damage_or_of_an_unknown_kind_is_refused(tmp_path, cap
     for name in ("cut.pt", "cut.safetensors", "weights.gguf"):
         (tmp_path / name).write_bytes(b"not a checkpoint")
         pytest.raises(CheckpointError, read_weights, tmp_path / name).match(name)
-    pytest.raises(CheckpointError, read_weights, tmp_path).match("is a folder and no checkpoint")
+    pytest.raises(CheckpointError, read_weights, tmp_path).match("is a folder, but not a checkpoint")
 
 
 def test_differing_tensors_are_named():
@@ -85,7 +85,7 @@ def test_differing_tensors_are_named():
     found = {"a": (2, 3), **{f"net.{number}": (1,) for number in range(9)}}
     with pytest.raises(CheckpointError) as caught:  # names that are missing never hide those that are there
         check_names(wanted, found, "file")
-    for part in ("layer.0 is missing", "net.0 is not in this model", "a is (2, 3), this model has (2, 2)"):
+    for part in ("layer.0 is missing", "net.0 is not in this model", "a is (2, 3), but (2, 2) in this model"):
         assert part in str(caught.value)
 
 

@@ -25,8 +25,8 @@ from tests.tools.tables import refusals
 
 def test_ctrl_c_and_errors_of_the_system_are_one_line(monkeypatch, capfd):
     for error, code, said in (
-        (KeyboardInterrupt(), 130, "interrupted\n"), (OSError("odd"), 2, "odd\n"),
-        (OSError(28, "No space left", "a.png"), 2, "a.png: No space left\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"), (OSError("odd"), 2, "odd.\n"),
+        (OSError(28, "No space left", "a.png"), 2, "a.png cannot be used: No space left.\n"),
     ):  # fmt: skip
         monkeypatch.setattr(plot, "run", Mock(side_effect=error))
         assert main(["plot", "x.log"]) == code
@@ -40,8 +40,7 @@ def test_missing_packages_name_their_extra(monkeypatch):
     setup = (ROOT / "setup.py").read_text()
     for command, record in COMMANDS.items():
         if record.packages:
-            with pytest.raises(PlatformError, match=rf"mm-dit {command}: (?s:.*) \[{record.extra}\]"):
-                record.check(command)
+            pytest.raises(PlatformError, record.check, command).match(rf"mm-dit {command} needs .* \[{record.extra}\]")
             assert f'"{record.extra}": ' in setup
 
 
@@ -102,8 +101,7 @@ def test_configs_of_the_examples_are_embedded(tmp_path, monkeypatch):
 
 
 def test_missing_config_files_are_named_together(tmp_path, capsys):
-    with pytest.raises(ConfigError, match="'digits'"):
-        config_folder("digts")
+    pytest.raises(ConfigError, config_folder, "digts").match("'digits'")
     with pytest.raises(ConfigError) as caught:
         config_folder(str(tmp_path))
     assert all(name in str(caught.value) for name in ("model.json", "data.json", "train.args"))
@@ -132,10 +130,8 @@ def test_msrun_is_that_of_the_interpreter(tmp_path, monkeypatch):
     launched = mindspore_launch._environment(Launch(1, 1, 0, "127.0.0.1", 1))
     assert shutil.which("python", path=launched["PATH"]) == f"{tmp_path}/python"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(PlatformError, match="MindSpore"):
-        mindspore_launch._check_msrun()
+    pytest.raises(PlatformError, mindspore_launch._check_msrun).match("MindSpore")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     mindspore_launch._check_msrun()
     (tmp_path / "python").unlink()
-    with pytest.raises(PlatformError, match=f"none next to {tmp_path}/python3"):
-        mindspore_launch._check_msrun()
+    pytest.raises(PlatformError, mindspore_launch._check_msrun).match(f"none next to {tmp_path}/python3")

@@ -35,7 +35,7 @@ def refusal(*words):
     try:
         checked(parse([*RUN, *words]), 1)
     except ConfigError as error:
-        return [error.what, "without --sparkle" in error.reason]
+        return str(error).partition(".")[0]
 
 given = [*RUN, "--sparkle", "3", "--sparkle-colour", "red"]
 replayed = without_outputs(flags_of({"arguments": given, "folder": "."}, [], Path("."), "--checkpoint"))
@@ -57,8 +57,8 @@ def test_added_row_is_seen_wherever_flags_are_listed() -> None:
     assert json.loads(done.stdout) == {
         "help": True,
         "parsed": 3,
-        "of a wrong type": ["--sparkle", False],
-        "without what it needs": ["--sparkle-colour", True],
+        "of a wrong type": "--sparkle must be a whole number of at least 0, below 2**63, not '-3'",
+        "without what it needs": "--sparkle-colour has no effect without --sparkle",
         "changed": [["--sparkle", "1", "2"]],
         "replayed": 1,
     }

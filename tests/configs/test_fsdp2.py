@@ -36,8 +36,7 @@ def test_path_that_matches_nothing_is_refused():
 def test_sharding_size_divides_the_ranks_and_nothing_is_every_default(tmp_path):
     assert Fsdp2Config(sharding_size="auto").shard_ranks(8) == 8
     assert Fsdp2Config().shard_ranks(8) == 1
-    with pytest.raises(ConfigError, match=r"sharding_size\(3\) \* replicas\(2\) != WORLD_SIZE\(8\)"):
-        Fsdp2Config(sharding_size=3).shard_ranks(8)
+    pytest.raises(ConfigError, Fsdp2Config(sharding_size=3).shard_ranks, 8).match(r"sharding_size = 3 .* 8 ranks")
     (tmp_path / "fsdp2.yaml").write_text("{}")
     assert load_fsdp2_config(tmp_path / "fsdp2.yaml") == load_fsdp2_config(None) == Fsdp2Config()
 
@@ -46,8 +45,7 @@ def test_sharding_size_divides_the_ranks_and_nothing_is_every_default(tmp_path):
     ("shard_size: 2", "'sharding_size'"),
     ("sub_modules_to_wrap: predictor.blocks.{*}", "list"),
     ("sub_modules_to_wrap: [predictor.blocks, 3]", r"sub_modules_to_wrap\[1\] = 3"),
-    ("sharding_size: abc", "'auto' or null"),
-    ("sharding_size: atuo", "'auto'"),
+    ("sharding_size: atuo", "'auto' or null"),
     ("param_dtype: bfloat16", "'bf16', 'fp16', 'fp32' or null"),
     ("reshard_after_forward: 0", "reshard_after_forward = 0"),
     ("num_to_forward_prefetch: -1", "num_to_forward_prefetch = -1"),

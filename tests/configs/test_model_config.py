@@ -16,7 +16,7 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config
 from mindspeed_mm_dit.configs.model import load_model_config, model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, UserError
-from mindspeed_mm_dit.models.weight_adapters import WeightAdapter, shape_of
+from mindspeed_mm_dit.models.weight_adapters import WeightConverter, shape_of
 from mindspeed_mm_dit.training.flags import parse as parse_flags
 from tests.autoencoder_kl_fixtures import SD_VAE
 from tests.conftest import ROOT
@@ -56,10 +56,10 @@ def test_a_preset_stands_for_its_sizes(model_json):
     ("predictor", "preset", ["DiT-B/2"], "preset"),
     ("predictor", "preset", "DiT-B/2", "DiT-B/2.* 12"),
     ("predictor", "in_channels", 4, "'pixel'.* 1 channel"),
-    ("predictor", "learn_sigma", True, "does not fit"),
+    ("predictor", "learn_sigma", True, "variance_type = 'fixed_small'.* 2"),
     ("predictor", "model_id", "dti", "'dit'"),
     ("diffusion", "noise_schedule", "linaer", "'linear' or 'squaredcos_cap_v2'"),
-    ("ae", "channels", 2, r"grey \(1\) or RGB \(3\)"),
+    ("ae", "channels", 2, "channels = 2 .* 1 .* 3"),
     ("kl", "dtype", "fp16", "'fp32' or 'bf16'"),
     ("predicter", "model_id", "dit", "'predictor'"),
 ])  # fmt: skip
@@ -107,10 +107,10 @@ def test_predictor_splits_no_sample_and_lacks_nothing_by_default():
     PredictorConfig.check_context_parallel(plain, 1)
     refused = pytest.raises(ConfigError, PredictorConfig.check_context_parallel, plain, 2)
     refused.match("--context-parallel-size = 2")
-    for name, words in (("a", r"SOURCE.* a is \(2, 3\).* 4"), ("b", "SOURCE.* b is missing")):
+    for name, words in (("a", r"SOURCE.* a .*\(2, 3\).* 4"), ("b", "SOURCE has no weight b,")):
         pytest.raises(CheckpointError, shape_of, {"a": (2, 3)}, name, 4).match(words)
     assert shape_of({"a": (2, 3)}, "a", 2) == (2, 3)
-    assert not WeightAdapter(None).is_optional("a.weight") and PredictorConfig.settings_of_size(plain) == {}
+    assert not WeightConverter(None).is_optional("a.weight") and PredictorConfig.settings_of_size(plain) == {}
 
 
 def test_a_setting_of_an_optimizer_that_is_a_flag_already_is_named(monkeypatch):
@@ -122,7 +122,7 @@ def test_a_setting_of_an_optimizer_that_is_a_flag_already_is_named(monkeypatch):
     monkeypatch.setitem(run.OPTIMIZERS, "sophia", SimpleNamespace(config=Config))
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr")
-    pytest.raises(ConfigError, run.optimizer_settings, parser).match("'lr' of the optimizer 'sophia'")
+    pytest.raises(ConfigError, run.optimizer_settings, parser).match("'lr' of optimizer 'sophia'")
 
 
 THREE_LEVELS = {"block_out_channels": [8, 16, 16], "latent_channels": 16, "scaling_factor": 0.3611}
@@ -175,7 +175,7 @@ def test_untold_settings_are_stable_diffusion_s_and_told_ones_stay(read):
     ({"latent_channels": 10**30}, {}, "latent_channels"),
     ({"latents_mean": [0.0, 1.0]}, {}, "ae.latents_mean.* 2 .* 4 "),
     ({"latents_std": [1.0, 0.0, 1.0, 1.0]}, {}, r"ae.latents_std = \[1.0, 0.0, 1.0, 1.0\]"),
-    ({"latents_mean": [1.0] * 4, "shift_factor": 0.5}, {}, "ae.latents_mean, shift_factor"),
+    ({"latents_mean": [1.0] * 4, "shift_factor": 0.5}, {}, "ae.latents_mean and ae.shift_factor"),
     ([], {}, "JSON object"),
 ])  # fmt: skip
 def test_contradiction_or_unusable_config_json_is_refused(read, config, section, message):

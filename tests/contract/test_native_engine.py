@@ -186,7 +186,7 @@ def test_folder_of_another_run_is_refused(runs):
     owner.take()
     outcome = runs.engine(runs.yaml("owned", 2, "--save owned", fsdp2=False))
     owner.release()
-    assert outcome.code != 0 and "--save = owned: belongs to" in outcome.output and not outcome.losses
+    assert outcome.code != 0 and "--save = owned belongs to" in outcome.output and not outcome.losses
 
 
 def test_run_that_is_asked_to_stop_saves_first(runs, standalone):
@@ -200,7 +200,7 @@ def test_run_that_is_asked_to_stop_saves_first(runs, standalone):
 def test_full_disk_loses_that_save_alone(runs):
     flags = "--save full --save-interval 2"
     outcome = runs.engine(runs.yaml("full", 4, flags, fsdp2=False), script=FULL)
-    assert "warning: CheckpointError: --save: the last checkpoint could not be written: " in outcome.output
+    assert "warning: CheckpointError: The last checkpoint of --save could not be written: " in outcome.output
     assert outcome.code == 0 and list(outcome.losses) == [1, 2, 3, 4], outcome.output[-4000:]
     assert [path.name for path in (runs.folder / "full").glob("*iter_*")] == ["iter_0000004"]
 
@@ -268,7 +268,8 @@ def test_checking_command_trains_and_refuses(runs):
     assert list(there.losses) == [1] and "Exception ignored" not in there.output
     refused = runs.checked_engine(runs.yaml("refused", 1, fsdp2=False, training__lr_warmup_ration=0.1))
     assert refused.code != 0 and "training.lr_warmup_ration = 0.1" in refused.output
-    assert "Building custom model" not in refused.output and "Traceback" not in refused.output.partition("Cure")[0]
+    said = refused.output.partition("lr_warmup_ration")[0]
+    assert "Building custom model" not in refused.output and "Traceback" not in said
     refused = run_python(["-m", COMMAND, "checked.yaml", "training.lr=1e-4"], runs.folder)
     assert "command line" in refused.output
 
@@ -321,4 +322,4 @@ def test_autoencoder_and_cached_latents_give_the_same_losses(tmp_path, home):
 def test_id_of_another_plugin_is_refused(runs):
     script = "from mindspeed_mm.fsdp.utils.register import model_register as r; r.register('mindspeed_mm_dit')(dict)"
     outcome = runs.engine(runs.yaml("taken", 2, fsdp2=False), script=script)
-    assert outcome.code != 0 and "model.model_id = mindspeed_mm_dit: is taken by builtins.dict" in outcome.output
+    assert outcome.code != 0 and "model.model_id = mindspeed_mm_dit is taken by builtins.dict" in outcome.output

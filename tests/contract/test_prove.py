@@ -35,9 +35,9 @@ def test_step_in_mindspeed_mm_is_right_and_a_fault_is_named(name, route, tmp_pat
     configs = Configs.create(tmp_path / "config", digits_folder, hidden_size=32, num_layers=2, num_heads=2)
     pythons = {"pytorch": os.environ["MINDSPEED_MM_PYTHON"]}
     given, layouts, verdicts = config_folder(configs), chosen([name]), []
-    for folder, script in (("right", proof.HOSTED), ("planted", Path(__file__).with_name("plants.py"))):
+    for folder, script in (("right", proof.WORKER), ("planted", Path(__file__).with_name("plants.py"))):
         (tmp_path / folder).mkdir()
-        monkeypatch.setattr(proof, "HOSTED", script)
+        monkeypatch.setattr(proof, "WORKER", script)
         config = open_config(given, tmp_path / folder, None, True, steps=2)
         verdicts += prove(config, layouts, pythons, lambda text: None)
     right, planted = verdicts

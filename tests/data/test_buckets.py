@@ -156,7 +156,7 @@ def test_a_run_says_how_many_samples_each_bucket_has_and_leaves_out():
 
 def test_a_micro_batch_that_would_have_two_shapes_is_refused():
     order = BucketOrder(BUCKETS, 4, seed=0)
-    pytest.raises(ConfigError, order.check, 3).match(r"--micro-batch-size = 3(?s:.*)4 % 3 = 1")
+    pytest.raises(ConfigError, order.check, 3).match("--micro-batch-size = 3 .*bucket_group = 4")
     pytest.raises(ConfigError, order.check, 4, start=6).match("6 samples")
 
 
@@ -232,7 +232,7 @@ def test_times_are_shifted_by_the_size_of_each_bucket(encoded):
 
 
 def test_cache_made_for_other_buckets_is_refused(encoded):
-    with pytest.raises(ConfigError, match=r"8 x 8.* there and .* here"):
+    with pytest.raises(ConfigError, match="or 8 x 8', but this run has '8 x 12 or 12 x 8'"):
         samples_of(encoded, latents=str(encoded / "cache"), buckets=((8, 12), (12, 8)))
 
 

@@ -167,7 +167,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(home, made, tmp_path, capsy
 def test_cache_of_another_autoencoder_or_crop_is_refused(home, made, tmp_path, capsys):
     (home / "other.json").write_text(json.dumps(model_json(home, "other_vae")))
     (home / "bf16.json").write_text(json.dumps(model_json(home, "vae", dtype="bf16")))
-    for name, words in (("other.json", "another autoencoder"), ("bf16.json", "'fp32' there and 'bf16' here")):
+    for name, words in (("other.json", "another autoencoder"), ("bf16.json", "'fp32', but this run has 'bf16'")):
         model, data = load(home, made, name)
         pytest.raises(ConfigError, open_data, model, data.dataset_param).match(words)
         assert cache(home, made, model=name) == 2 and words in capsys.readouterr().err  # nor may it be filled up
@@ -194,11 +194,9 @@ def test_cache_has_the_digest_of_its_images_and_fits_them_alone(home, made, monk
     index = open_rows(data.dataset_param, 2)
     assert index.digest == open_rows(online, 2).digest != ""
     larger = dataclasses.replace(model, predictor=dataclasses.replace(model.predictor, input_size=16))
-    with pytest.raises(ConfigError, match="makes latents of 8 x 8, and the predictor takes 16 x 16"):
-        open_data(larger, data.dataset_param)
+    pytest.raises(ConfigError, open_data, larger, data.dataset_param).match("8 x 8, but the predictor takes 16 x 16")
     monkeypatch.setattr(Cache, "latent_shapes", {(4, 8, 8), (4, 9, 9)})
-    with pytest.raises(ConfigError, match=r"\(4, 9, 9\).*\(4, 8, 8\)"):
-        open_data(model, data.dataset_param)
+    pytest.raises(ConfigError, open_data, model, data.dataset_param).match(r"\(4, 9, 9\).*\(4, 8, 8\)")
 
 
 WRITERS = {"image_folder": None, "webdataset": write_tars, "parquet": write_parquets}
@@ -283,15 +281,13 @@ def each(change):
 
 @pytest.mark.parametrize(("damage", "message"), [
     pytest.param(lambda path: path.write_bytes(path.read_bytes()[:-1]), "is not a shard of a cache", id="cut"),
-    pytest.param(lambda path: path.write_bytes(path.read_bytes()[:5]), "is not a shard of a cache", id="header cut"),
-    pytest.param(lambda path: path.write_bytes(b"\xff" * 100), "is not a shard of a cache", id="no header"),
     pytest.param(lambda path: path.write_bytes(b""), "is not a shard of a cache", id="empty"),
     pytest.param(lambda path: path.unlink(), "does not exist", id="gone"),
     pytest.param(lambda path: (path.unlink(), path.mkdir()), "is a folder", id="folder"),
     pytest.param(with_tensors(lambda both: {"mean": both["mean"]}), "not mean and std", id="no std"),
     pytest.param(each(lambda value: value[:3]), "(4, 2,", id="few"),
     pytest.param(each(lambda value: value[..., 0, 0]), "C, ...)", id="flat"),
-    pytest.param(each(np.float64), "is not a shard", id="float64"),
+    pytest.param(each(np.float64), "tensors of F64", id="float64"),
 ])  # fmt: skip
 def test_damaged_shard_is_refused_before_it_is_mapped(home, made, tmp_path, damage, message):
     damage(shard_path(copy_of(made, tmp_path), 1))
@@ -312,7 +308,7 @@ def test_latents_that_are_not_finite_reach_no_step(home, made, tmp_path, name, v
     reader.read(np.array([5, 6, 7]), np.array([False, True, False]))  # the mirrored one is good
     pytest.raises(DataError, reader.read, np.array([5, 6, 7]), np.zeros(3, bool)).match(r"00001.*row 6, odd/1\.png")
     (tmp_path / "rows.jsonl").unlink()
-    pytest.raises(DataError, open_rows, data.dataset_param, 2).match(r"rows\.jsonl cannot be read")
+    pytest.raises(DataError, open_rows, data.dataset_param, 2).match(r"rows\.jsonl does not exist")
 
 
 def test_undecodable_image_is_found_before_the_first_is_encoded(home, tmp_path, monkeypatch, capsys):

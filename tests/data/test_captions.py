@@ -154,7 +154,7 @@ def test_tokenizer_that_fails_on_its_first_text_is_refused(tokenizer_folder, tmp
 def test_tokenizer_lies_next_to_the_encoder_or_in_its_folder(tmp_path):
     config = UMT5Config(str(tmp_path / "text_encoder"))
     assert config.tokenizer_folder == tmp_path / "tokenizer"
-    pytest.raises(DataError, tokenizer, tmp_path / "tokenizer").match("there is no such folder")
+    pytest.raises(DataError, tokenizer, tmp_path / "tokenizer").match(r"tokenizer = .*/tokenizer is not a folder")
     pytest.raises(DataError, tokenizer, tmp_path).match("is not a tokenizer")
     (tmp_path / "text_encoder").mkdir()
     (tmp_path / "text_encoder/tokenizer_config.json").write_text("{}")

@@ -10,7 +10,7 @@ from mindspeed_mm_dit.configs.images import ClipsParam
 from mindspeed_mm_dit.data import clip_reader, clips
 from mindspeed_mm_dit.data.captions import Tokens
 from mindspeed_mm_dit.data.clip_reader import ClipReader, grey
-from mindspeed_mm_dit.data.conditions import CaptionCollator, ConditionBatch
+from mindspeed_mm_dit.data.conditions import CaptionCollator, CollatorInputs
 from mindspeed_mm_dit.data.loader import load_batches
 from mindspeed_mm_dit.data.order import SampleOrder, micro_batches
 from mindspeed_mm_dit.data.samples import SampleReader
@@ -53,7 +53,7 @@ def pixels_of(param, clips, starts):
 
 def samples(param, seed=0, draw=lambda seed, sample_indices, shape: {}):
     rows = open_rows(param)
-    feed = CaptionCollator(TextStates(8, 4), ConditionBatch(rows, seed, 0, param.caption_dropout_prob, [tokens]))
+    feed = CaptionCollator(TextStates(8, 4), CollatorInputs(rows, seed, 0, param.caption_dropout_prob, [tokens]))
     order, shape = SampleOrder(len(rows), seed), (16, 2, 2, 3)
     return SampleReader(ClipReader(rows, param), [feed], order, seed, draw, lambda read: shape)
 
@@ -138,8 +138,8 @@ def test_unusable_clips_are_refused_with_their_lines_or_left_out(tmp_path):
         ({"path": "good.mp4"}, "has no caption"),
         ({"path": "gone.mp4", "cap": "a"}, "gone.mp4 does not exist"),
         ({"path": "empty.mp4", "cap": "a"}, "empty.mp4 is empty"),
-        (good | {"num_frames": 81}, "has 12 frames, and the annotation says 81"),
-        (good | {"fps": 30}, "has 8 frames a second, and the annotation says 30"),
+        (good | {"num_frames": 81}, "has 12 frames, but the annotation says 81"),
+        (good | {"fps": 30}, "has 8 frames a second, but the annotation says 30"),
         ({"path": "text.mp4", "cap": "a"}, "text.mp4 cannot be decoded"),
         (good | {"cap": ["good", "bad"]}, "cannot be read by the text encoder"),
     ]
@@ -177,7 +177,7 @@ def test_clip_without_its_image_is_refused_with_its_line(tmp_path, monkeypatch):
     faults = {
         None: "line 1 .*start",
         "gone.png": f"line 2 {tmp_path}/a.mp4 .*{tmp_path}/gone.png",
-        "tall.png": f"line 3 {tmp_path}/a.mp4 .*16 x 24.*{tmp_path}/tall.png, 24 x 24",
+        "tall.png": f"line 3 {tmp_path}/a.mp4 .*16 x 24.*{tmp_path}/tall.png, .*24 x 24",
         "../up.png": r"line 4 .*\.\./up.png",
     }
     wrong = [good | {"start": path} for path in faults]

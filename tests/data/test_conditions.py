@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.data import SOURCE_CONFIGS, load_data_config
 from mindspeed_mm_dit.configs.model import PREDICTOR_CONFIGS, model_config_from_mapping
 from mindspeed_mm_dit.data import conditions as known
 from mindspeed_mm_dit.data.captions import Tokens
-from mindspeed_mm_dit.data.conditions import ConditionBatch, kind_of, request_arrays, unconditional_arrays
+from mindspeed_mm_dit.data.conditions import CollatorInputs, kind_of, request_arrays, unconditional_arrays
 from mindspeed_mm_dit.data.order import Stream, bernoulli
 from mindspeed_mm_dit.data.sources import SOURCES, Rows, register_source
 from mindspeed_mm_dit.errors import ConfigError, DataError
@@ -50,7 +50,7 @@ def batch(conditions, given=None):
     coins, numbers = conditions.dropout_keys(), SAMPLE_INDICES % ROWS
     arrays = {}
     for condition in conditions:
-        fed = ConditionBatch(given or rows(), 7, coins[condition.dropout_key], 0.3, TOKENIZERS)
+        fed = CollatorInputs(given or rows(), 7, coins[condition.dropout_key], 0.3, TOKENIZERS)
         arrays |= kind_of(condition).collator(condition, fed).arrays(numbers, SAMPLE_INDICES)
     return arrays
 

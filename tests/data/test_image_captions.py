@@ -50,9 +50,8 @@ def test_labels_and_captions_are_asked_for_together(tmp_path):
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "lines"])  # (of which no line is no image)
 def test_missing_caption_is_refused_or_left_out(tmp_path, layout):
     found = LAYOUTS[layout](tmp_path / "a", [*CAPTIONS[:5], (), *CAPTIONS[6:]])
-    with pytest.raises(DataError, match=r"(05.png|row 5)(?s:.*)1 of 12 images") as caught:
+    with pytest.raises(DataError, match=r"1 of 12 images.* (/.*/05.png|/.*: row 5) has no caption.*skip_bad_images"):
         opened(tmp_path / "a", found)
-    assert "skip_bad_images" in str(caught.value)
     rows = opened(tmp_path / "a", found, skip_bad_images=True)
     assert len(rows) == 11 and rows.skipped == 1 and sorted(rows.captions) == sorted(CAPTIONS[:5] + CAPTIONS[6:])
 

@@ -1,7 +1,6 @@
 """Batches made ahead, in threads or in processes of their own: the same arrays, errors at their batch, nothing left."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -134,11 +133,11 @@ def test_many_batches_are_kept_and_errors_told_whatever_the_process_inherited():
         "import resource, signal; from tests.data.test_loader import *\n"
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
-        "source, held = Drawn(at=300, error=DataError('x.png', 'cannot be read')), []\n"
+        "source, held = Drawn(at=300, error=DataError('x.png cannot be read')), []\n"
         "for batch in load_batches_in_process(source, (np.arange(n, n + 3) for n in range(303)), 9, 2): held.append(batch)\n"  # noqa: E501
     )
     ended = python(code)
-    assert re.search(r"DataError: x\.png.* cannot be read", ended.stderr)
+    assert "DataError: x.png cannot be read" in ended.stderr
 
 
 class Source:

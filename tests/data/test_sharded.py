@@ -176,7 +176,7 @@ def test_index_is_written_in_the_folder_and_may_be_read_by_all(tmp_path, monkeyp
 def test_damaged_rows_are_refused_or_left_out(tmp_path):
     write_tars(tmp_path)
     write_tar(tmp_path / "train-00003.tar", [("a", {".png": b"no image", ".cls": b"1"}), ("b", {".txt": b"x"})])
-    pytest.raises(DataError, open_rows, param(tmp_path), 2).match(r"train-00003\.tar.*row 0.* 1 of 25")
+    pytest.raises(DataError, open_rows, param(tmp_path), 2).match(r"1 of 25 images.*train-00003\.tar: row 0 ")
     index = open_rows(param(tmp_path, skip_bad_images=True), 2)
     assert (len(index), index.skipped) == (ROWS, 1)
     assert index.problems[0].startswith(f"{tmp_path}/train-00003.tar: row 0")
@@ -184,11 +184,11 @@ def test_damaged_rows_are_refused_or_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(("columns", "message"), [
-    ({"image": ["a.png", "b.png"], "label": [0, 1]}, "column image"),
-    ({"image": [[b"a"], [b"b"]], "label": [0, 1]}, "column image"),
-    ({"image": [{"path": "a.png"}] * 2, "label": [0, 1]}, "column image"),
-    ({"image": [{"bytes": b"a"}] * 2, "label": [0, None]}, "row 1"),
-    ({"image": [{"bytes": b"a"}] * 2, "label": [0.5, 1.5]}, "column label.*double"),
+    ({"image": ["a.png", "b.png"], "label": [0, 1]}, "Column image"),
+    ({"image": [[b"a"], [b"b"]], "label": [0, 1]}, "Column image"),
+    ({"image": [{"path": "a.png"}] * 2, "label": [0, 1]}, "Column image"),
+    ({"image": [{"bytes": b"a"}] * 2, "label": [0, None]}, "Row 1"),
+    ({"image": [{"bytes": b"a"}] * 2, "label": [0.5, 1.5]}, "Column label.*double"),
     ({"picture": [b"a", b"b"], "label": [0, 1]}, "picture, label"),
 ])  # fmt: skip
 def test_parquet_without_images_or_labels_is_refused(tmp_path, columns, message):
@@ -203,9 +203,9 @@ def test_classes_of_parquet_are_listed_once_and_rows_without_images_named(tmp_pa
     write_parquets(tmp_path, names=("cat",))
     assert open_rows(param(tmp_path, "parquet"), 2).classes == ("cat", "1")
     write_parquets(tmp_path, names=("cat", "cat"))
-    pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match("column label.*'cat'")
+    pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match("'cat' of column label")
     write_parquets(tmp_path, rows={9: None, 17: b"no image"})
-    pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match(r"00001-of.*row 1 .*no bytes.* 2 of 24")
+    pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match("2 of 24.*00001-of.*row 1 .*no bytes")
     index = open_rows(param(tmp_path, "parquet", skip_bad_images=True), 2)
     assert index.skipped == 2 and "train-00002-of-00003.parquet: row 1 cannot be decoded" in index.problems[1]
 
@@ -215,7 +215,7 @@ def test_what_goes_away_after_the_look_is_named_when_it_is_drawn(tmp_path, kind)
     index = open_rows(param(tmp_path, kind), 2)
     for shard in tmp_path.rglob("train-00002*"):
         shard.unlink()
-    pytest.raises(DataError, read, open_rows_again(index), np.array([20])).match(r"train-00002.*row 4.*missing")
+    pytest.raises(DataError, read, open_rows_again(index), np.array([20])).match("row 4 .*shard does not exist")
 
 
 def open_rows_again(index):
@@ -244,7 +244,7 @@ def test_what_is_no_shard_is_refused(tmp_path):
     pytest.raises(DataError, open_rows, param(tmp_path, "parquet"), 2).match(r"\.parquet(?!, and)")
     pytest.raises(ConfigError, param, tmp_path, index="labels.csv").match("index")
     write_tar(tmp_path / "empty/train-0.tar", [("a", {".txt": b"x"})])
-    for labelled, wanted in ((True, "no images with labels"), (False, "no images")):
+    for labelled, wanted in ((True, "images with labels"), (False, "no images")):
         pytest.raises(DataError, shards.list_shards, param(tmp_path / "empty"), labelled).match(wanted)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.autoencoder import AutoencoderConfig, LatentScale, Shape, divided
-from mindspeed_mm_dit.models.autoencoder import Autoencoder, AutoencoderKind
+from mindspeed_mm_dit.models.autoencoder import Autoencoder, AutoencoderSpec
 
 
 @dataclass(frozen=True)
@@ -53,4 +53,4 @@ class Folded(Autoencoder):
         return ops.reshape(x, (B, C // 4, 2 * h, 2 * w))
 
 
-FOLDED = AutoencoderKind(FoldedConfig, Folded)
+FOLDED = AutoencoderSpec(FoldedConfig, Folded)

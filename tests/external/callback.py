@@ -4,7 +4,7 @@ import math
 
 from mindspeed_mm_dit.configs.flag import positive_int
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackSpec
 
 
 class Patience(Callback):
@@ -32,4 +32,4 @@ def open_patience(run):
     return Patience(most) if most else None
 
 
-PATIENCE = CallbackKind("patience", open_patience, check, flags=flags)
+PATIENCE = CallbackSpec("patience", open_patience, check, flags=flags)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindspeed_mm_dit.configs.condition import ClassLabel, Condition, Conditions
-from mindspeed_mm_dit.data.conditions import ConditionBatch, ConditionKind
+from mindspeed_mm_dit.data.conditions import CollatorInputs, ConditionSpec
 from tests.external.predictor import ResidualConfig
 
 
@@ -32,7 +32,7 @@ def on_circle(angles: np.ndarray) -> np.ndarray:
 class AngleFeed:
     """The angles of rows, some of them dropped by a coin of their own."""
 
-    def __init__(self, condition: Angle, fed: ConditionBatch) -> None:
+    def __init__(self, condition: Angle, fed: CollatorInputs) -> None:
         self._condition, self._fed = condition, fed
 
     def arrays(self, rows: np.ndarray, sample_indices: np.ndarray) -> dict[str, np.ndarray]:
@@ -44,7 +44,7 @@ class AngleFeed:
         return [(f"{angle:.2f}", drop) for angle, drop in zip(self._fed.rows.items["angle"][rows].tolist(), drops)]
 
 
-ANGLE = ConditionKind(
+ANGLE = ConditionSpec(
     collator=AngleFeed,
     request_arrays=lambda condition, angles, tokenizers: {"angle": on_circle(np.asarray(angles, float))},
     unconditional=lambda condition, instead, tokenizers: condition.unconditional(1),

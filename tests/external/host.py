@@ -3,7 +3,7 @@
 import sys
 from enum import Enum
 
-from mindspeed_mm_dit.hosts.registry import HostKind
+from mindspeed_mm_dit.hosts.registry import HostSpec
 
 
 class ModelType(Enum):
@@ -49,4 +49,4 @@ class OneStep:
         runtime.shutdown()
 
 
-ONE_STEP = HostKind("one-step", lambda argv: OneStep())
+ONE_STEP = HostSpec("one-step", lambda argv: OneStep())

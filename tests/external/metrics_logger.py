@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerKind, flag
+from mindspeed_mm_dit.training.loggers.registry import MetricsLoggerSpec, flag
 
 
 @dataclass(frozen=True)
@@ -28,4 +28,4 @@ class Csv:
         self._file.close()
 
 
-CSV = MetricsLoggerKind("csv", CsvConfig, Csv, lambda config, extra_images: Path(config.folder))
+CSV = MetricsLoggerSpec("csv", CsvConfig, Csv, lambda config, extra_images: Path(config.folder))

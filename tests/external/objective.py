@@ -35,7 +35,7 @@ def build(config):
     class Denoise(nn.Module):
         draw_names = ("times", "noise")
 
-        def noised(self, x, times, noise):
+        def add_noise(self, x, times, noise):
             return x + config.strength * noise
 
         def loss(self, output, x, noised, times, noise):

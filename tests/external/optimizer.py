@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindspeed_mm_dit.optimizers.contract import Optimizer, Rule, flag, require
+from mindspeed_mm_dit.optimizers.contract import OptimizerSpec, UpdateRule, flag, require
 
 
 @dataclass(frozen=True)
@@ -22,5 +22,5 @@ def change(config, gradient, state, numbers):
     return lr * step.sign(), config.lion_beta2 * momentum + (1 - config.lion_beta2) * gradient
 
 
-RULE = Rule(("exp_avg",), change)
-LION = Optimizer(LionConfig, lambda config, parameter: RULE)
+RULE = UpdateRule(("exp_avg",), change)
+LION = OptimizerSpec(LionConfig, lambda config, parameter: RULE)

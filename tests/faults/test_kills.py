@@ -110,7 +110,7 @@ def mended(folder: Path) -> bool:
         return False
     with pytest.raises(CheckpointError) as found:
         newest("--load", str(folder))
-    tracker.write_text(re.findall(r"Cure: write (\d+) into it", str(found.value))[0])
+    tracker.write_text(re.findall(r"Write (\d+) into it", str(found.value))[0])
     return True
 
 

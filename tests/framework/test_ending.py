@@ -28,7 +28,7 @@ def ended(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", CODE.format(code)], timeout=PATIENCE_SECONDS, **how)
 
 
-ERROR = "ConfigError('a', 'is wrong')"
+ERROR = "ConfigError('a is wrong')"
 
 
 @pytest.mark.parametrize(

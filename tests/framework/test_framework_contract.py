@@ -151,7 +151,7 @@ def test_no_gradient_passes_stop_gradient_and_no_grad(framework):
 def test_tokens_stay_where_they_are_unless_ranks_share_samples(framework, name):
     x = draw(2, 3, 4, 5)
     assert np.array_equal(framework.ops.numpy(getattr(framework.ops, name)(framework.ops.tensor(x))), x)
-    assert (framework.runtime.data_rank(), framework.runtime.data_world_size()) == (0, 1)
+    assert (framework.runtime.data_parallel_rank(), framework.runtime.data_parallel_size()) == (0, 1)
 
 
 def test_linear_with_a_weight_of_its_own_and_its_gradients(framework):
@@ -293,7 +293,7 @@ def test_a_module_has_dotted_names_and_constants_and_trains_nothing_once_frozen(
     x = draw(2, 3) + draw(3) + draw(3, seed=1)
     wanted = ((x / (1 + np.exp(-x))) @ w.T + draw(3)).sum(1, keepdims=True)
     np.testing.assert_allclose(ops.numpy(module(ops.tensor(draw(2, 3)))), wanted, **CLOSE)
-    frozen = framework.runtime.freeze(module, "fp32")
+    frozen = framework.runtime.prepare_frozen(module, "fp32")
     assert not any(parameter.requires_grad for _, parameter in frozen.named_parameters())
 
 
@@ -321,7 +321,7 @@ def test_a_table_made_on_the_host_is_a_constant_in_a_compiled_network_too(framew
             return x + table(x.shape[0], x.shape[1])
 
     for rows, columns in ((2, 3), (3, 2)):
-        for net in (Net(), framework.runtime.compiled(Net())):
+        for net in (Net(), framework.runtime.jit_forward(Net())):
             found = framework.ops.numpy(net(framework.ops.tensor(np.zeros((rows, columns), np.float32))))
             np.testing.assert_array_equal(found, _counted(rows, columns))
 

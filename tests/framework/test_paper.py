@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.meta import nn, ops
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
-from mindspeed_mm_dit.framework.meta.tensor import Tensor, Trace, recording
+from mindspeed_mm_dit.framework.meta.tensor import ForwardCost, Tensor, recording
 
 torch = pytest.importorskip("torch")
 
@@ -106,7 +106,7 @@ def test_an_operator_costs_on_paper_what_it_costs_on_pytorch(call):
     if name == "rotary":
         turned = (theirs[0].shape[2], theirs[0].shape[3] // 2)
         theirs, ours = (*theirs, torch.rand(turned), torch.rand(turned)), (*ours, Tensor(turned), Tensor(turned))
-    with recording(Trace()) as trace:
+    with recording(ForwardCost()) as trace:
         found = getattr(ops, name)(*ours, *others)
     wanted, kept = kept_of(lambda: getattr(real, name)(*theirs, *others))
     for here, there in zip(*((made if isinstance(made, tuple) else (made,)) for made in (found, wanted))):
@@ -143,7 +143,7 @@ def test_a_layer_costs_on_paper_what_it_costs_on_pytorch(name, monkeypatch):
     layer, counter = getattr(real_nn, name)(*sizes), FlopCounterMode(display=False)
     x = torch.rand(shape, requires_grad=True)
     wanted, kept = kept_of(lambda: layer(x), layer.parameters())
-    with recording(Trace()) as trace:
+    with recording(ForwardCost()) as trace:
         found = getattr(nn, name)(*sizes)(Tensor(shape, needs_gradient=True))
     with counter, torch.no_grad():
         layer(x)
@@ -152,7 +152,7 @@ def test_a_layer_costs_on_paper_what_it_costs_on_pytorch(name, monkeypatch):
 
 
 def test_ranks_that_share_a_sample_hold_parts_of_it():
-    with recording(Trace(ranks=4)):
+    with recording(ForwardCost(ranks=4)):
         part = ops.split_tokens(Tensor((1, 16, 8)))
         heads = ops.tokens_to_heads(Tensor((1, 8, 4, 2)))
         assert part.shape == (1, 4, 8) and ops.gather_tokens(part).shape == (1, 16, 8)
@@ -168,7 +168,7 @@ def test_a_block_that_is_computed_again_keeps_only_its_input():
             return x + self.act(self.layer(x))
 
     blocks = nn.Blocks([Block(), Block()])
-    with recording(Trace()) as trace:
+    with recording(ForwardCost()) as trace:
         x = Tensor((3, 4))
         for block in blocks:
             x = block(x)

@@ -60,10 +60,10 @@ def test_each_rank_has_its_part_of_the_tokens_then_every_token_of_its_heads_and_
         tokens = sequence.split_tokens(X)
         heads = sequence.tokens_to_heads(heads_of(tokens))
         back = sequence.heads_to_tokens(heads).transpose(1, 2).flatten(2)
-        assert sequence.sample_ranks() == 2
+        assert sequence.context_parallel_size() == 2
         return [part.numpy() for part in (tokens, heads, back, sequence.gather_tokens(back))]
 
-    assert sequence.sample_ranks() == 1
+    assert sequence.context_parallel_size() == 1
     for rank, (tokens, heads, back, whole) in enumerate(on_two_ranks(work, tmp_path)):
         np.testing.assert_array_equal(tokens, X[:, 3 * rank : 3 * rank + 3])
         np.testing.assert_array_equal(heads, heads_of(X)[:, 2 * rank : 2 * rank + 2])

@@ -18,7 +18,7 @@ from mindspeed_mm_dit.integrations.formats import diffusers_folder, families, lo
 from mindspeed_mm_dit.integrations.formats.config_json import config_from_diffusers
 from mindspeed_mm_dit.integrations.formats.gguf_files import read_gguf
 from mindspeed_mm_dit.models.joint import pack
-from mindspeed_mm_dit.models.layers import with_adapters
+from mindspeed_mm_dit.models.layers import add_lora
 from mindspeed_mm_dit.models.registry import network_of
 from tests.conftest import GOLDEN
 
@@ -98,7 +98,7 @@ def packed(folder, config, weights, adapter=None):
     for parameter in network.parameters():
         parameter.requires_grad = False
     if adapter is not None:
-        with_adapters(network, adapter.specs())
+        add_lora(network, adapter.specs())
         weights = {**weights, **adapter.arrays()}
     runtime.load_arrays(network, weights)
     return network

@@ -43,8 +43,7 @@ def test_configs_come_back_with_what_checkpoints_keep(args, capsys):
 
 def test_hosts_offer_ways_to_bf16_or_decide_themselves(args):
     args = dataclasses.replace(args, bf16=True)
-    with pytest.raises(PlatformError, match="bfloat16"):
-        check_configs(args, HOST, None)
+    pytest.raises(PlatformError, check_configs, args, HOST, None).match("bfloat16")
     ways = dataclasses.replace(HOST, bf16_modes=("autocast",))
     assert str(check_configs(args, ways, None).precision).startswith("bfloat16 under autocast")
     assert check_configs(args, dataclasses.replace(HOST, bf16_modes=None), None).precision is None
@@ -55,8 +54,7 @@ def test_model_must_fit_the_host_and_the_device(args, capsys):
         ("1,275,920 parameters .* this machine has", {"machine": MemoryLimit("this machine", 2**20)}),
         ("optimizer state .* a card has", {"device": MemoryLimit("a card", 2**24)}),
     ):
-        with pytest.raises(ConfigError, match=words):
-            check_configs(args, dataclasses.replace(HOST, **limits), None)
+        pytest.raises(ConfigError, check_configs, args, dataclasses.replace(HOST, **limits), None).match(words)
     args = dataclasses.replace(args, micro_batch_size=1000)
     for rank, said in ((0, "--micro-batch-size = 1000"), (1, "")):
         check_configs(args, dataclasses.replace(HOST, device=MemoryLimit("a card", 2**25), rank=rank), None)
@@ -66,8 +64,7 @@ def test_model_must_fit_the_host_and_the_device(args, capsys):
 
 def test_ranks_share_samples_where_host_and_predictor_can(args, tmp_path):
     args = dataclasses.replace(args, context_parallel_size=2)
-    with pytest.raises(PlatformError, match="--context-parallel-size = 2"):
-        check_configs(args, HOST, None)
+    pytest.raises(PlatformError, check_configs, args, HOST, None).match("--context-parallel-size = 2")
     host = dataclasses.replace(HOST, has_context_parallel=True)
     check_configs(args, host, None)
     with pytest.raises(ConfigError, match="4 % 3 = 1"):
@@ -76,15 +73,13 @@ def test_ranks_share_samples_where_host_and_predictor_can(args, tmp_path):
     del content["dataset_param"]["image_size"]
     content["dataset_param"]["buckets"] = [[8, 8], [12, 20]]
     (tmp_path / "data.json").write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="15 % 2 = 1"):
-        check_configs(args, host, None)
+    pytest.raises(ConfigError, check_configs, args, host, None).match("15 % 2 = 1")
 
 
 def test_fsdp2_yaml_is_checked_against_ranks_and_host(args):
     args = dataclasses.replace(args, use_torch_fsdp2=True)
     host = dataclasses.replace(HOST, bf16_modes=("fsdp2",))
-    with pytest.raises(ConfigError, match="sharding_size = 2"):
-        check_configs(args, host, fsdp2_of(args))
+    pytest.raises(ConfigError, check_configs, args, host, fsdp2_of(args)).match("sharding_size = 2")
     asked = []
     mm = check_configs(args, dataclasses.replace(host, world_size=2, check_sharding=asked.append), fsdp2_of(args))
     assert [found.fsdp2 for found in asked] == [mm.fsdp2]
@@ -171,8 +166,7 @@ def test_either_expert_is_trained_by_a_flag(check, tmp_path):
 --sample-interval 1
 """)
 def test_flags_that_would_fail_later_are_refused_at_the_start(check, flags, named):
-    with pytest.raises(ConfigError, match=re.escape(named)):
-        check(flags)
+    pytest.raises(ConfigError, check, flags).match(re.escape(named))
 
 
 def test_bucket_of_no_whole_patches_is_refused(check):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindspeed_mm_dit.checkpoint.power_ema import gamma_of_std
-from mindspeed_mm_dit.configs.predictor import Parameter
+from mindspeed_mm_dit.configs.predictor import ParameterSpec
 from mindspeed_mm_dit.errors import ConfigError
 from tests.conftest import run_config
 
@@ -22,7 +22,7 @@ def composite(mindspore, framework):
             super().__init__()
             self.predictor = framework.nn.Linear(2, 1, bias=False)
             self.calls_model = False
-            self.declared = {"weight": Parameter((1, 2))}
+            self.declared = {"weight": ParameterSpec((1, 2))}
 
         def initial_weights(self, seed):
             return {"weight": np.full((1, 2), 0.5, np.float32)}
@@ -90,11 +90,11 @@ def test_the_average_stands_in_for_the_weights(mindspore, composite, engine, pyn
     for _ in range(2):
         ours.train_step(lambda batches, model: (model(**batch_of(mindspore, PIXELS)), mean), None, 0.1)
         state = ours.state()
-        with ours.averaged(True) as model:
+        with ours.ema_weights(True) as model:
             np.testing.assert_array_equal(model.predictor(ones).asnumpy(), state["ema.weight"].T)
         np.testing.assert_array_equal(composite.predictor.weight.asnumpy(), state["model.weight"])
         assert (state["ema.weight"] != state["model.weight"]).all()
-    with ours.averaged(False) as model:
+    with ours.ema_weights(False) as model:
         assert model is None
 
 

@@ -70,7 +70,7 @@ def test_a_text_encoder_answers_everything(name, tmp_path):
     for broken in ({"d_model": 0, "hidden_size": "24"}, {}):
         (tmp_path / "config.json").write_text(json.dumps(broken))
         if name not in ("letters", "words"):  # (these have no files)
-            with pytest.raises(ConfigError, match=r"config\.json: has (d_model|hidden_size) = .*, not a size"):
+            with pytest.raises(ConfigError, match=r"config\.json has (d_model|hidden_size) = (0|'24'|None)"):
                 config.states_width()
 
 
@@ -80,7 +80,6 @@ def test_model_json_may_list_text_encoders(model_json):
     for wrong, named in (
         ({"model_id": "UMT5", "bad": 1}, r"text_encoder\[1\]: bad = 1"),
         ({"model_id": "brt"}, r"text_encoder\[1\]\.model_id = 'brt'(?s:.*)mean 'bert'"),
-        (bert, "text_encoder: predictor 'dit' is not conditioned on text"),
     ):
         with pytest.raises(ConfigError, match=named):
             model_config_from_mapping({**model_json, "text_encoder": [bert, wrong]}, "m")

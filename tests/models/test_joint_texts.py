@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.joint import Flux2Config
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.text_encoder import Mistral3Config, Qwen3Config, Qwen25VLConfig
-from mindspeed_mm_dit.data.conditions import encoded
+from mindspeed_mm_dit.data.conditions import encode_conditions
 from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.models.data import open_data
 from mindspeed_mm_dit.models.init import initial_weights
@@ -29,7 +29,7 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders, load_text_encoder
 from mindspeed_mm_dit.models.text_encoder import TEXT_KEPT
 from mindspeed_mm_dit.objectives.registry import training_draw
-from mindspeed_mm_dit.training.contract import AveragedModel
+from mindspeed_mm_dit.training.contract import EmaModel
 from tests.captions_fixtures import captioned_configs
 from tests.text_encoder_fixtures import CAPTIONS, write_clip, write_language_model, write_t5
 
@@ -156,8 +156,8 @@ def test_three_encoders_are_one_text_as_in_diffusers(framework, tmp_path):
     files = configs_of(tmp_path, "sd3")
     batch, _, model = losses(*files)
     batch = {name: torch.from_numpy(array) for name, array in batch.items() if name != TEXT_KEPT}
-    pictures = AveragedModel(None, None, model.predictor, model.text_encoders)  # draws while a run learns
-    text, pooled = encoded(model.predictor.config.conditions, batch, pictures)
+    pictures = EmaModel(None, None, model.predictor, model.text_encoders)  # draws while a run learns
+    text, pooled = encode_conditions(model.predictor.config.conditions, batch, pictures)
     clips = [
         transformers.CLIPTextModelWithProjection.from_pretrained(tmp_path / name).eval()
         for name in ("clip_l", "clip_g")
@@ -198,7 +198,7 @@ WRONG = {
     "pooled width": ("sd3", {"pooled_projection_dim": 16}, {}, "pooled_projection_dim = 16.* has width 24"),
     "no place": ("z_image", {}, {"prompt_template": "a caption"}, r"must contain \{\} once"),
     "width of Mistral": ("flux2", {"joint_attention_dim": 48}, {}, "joint_attention_dim = 48.* have width 32"),
-    "cut of Mistral": ("flux2", {}, {"cut_tokens": 3}, "cut_tokens = 3.*expected 0"),
+    "cut of Mistral": ("flux2", {}, {"cut_tokens": 3}, "cut_tokens = 3 must be 0"),
     "layer": ("z_image", {}, {"layers": [7]}, r"text_encoder.layers = 7.*must be a number of at most 3"),
     "too long": ("z_image", {}, {"max_length": 9}, "has a caption of 10 tokens, and text_encoder.max_length is 9"),
 }  # fmt: skip
@@ -276,7 +276,7 @@ def test_clips_that_fit_are_opened_and_others_named(folder):
     assert len(data.rows) == 4 and data.tokenizers[0].vocabulary_size == 19
     with pytest.raises(DataError) as raised:
         open_all(folder, frames=13, max_length=4, latent=(4, 4, 4))
-    assert "4 of 4 clips cannot be used" in str(raised.value) and "is short: it has 9 frames" in str(raised.value)
+    assert "4 of 4 clips" in str(raised.value) and "is short: it has 9 frames" in str(raised.value)
     with pytest.raises(DataError, match=r"line 2 has a caption of 5 tokens, and text_encoder\.max_length is 4"):
         open_all(folder, max_length=4)
 
@@ -310,9 +310,9 @@ def test_files_that_do_not_go_together_are_named(folder, tmp_path):
         ({"predictor": {"patch_size": [2, 8, 8], "latent_size": [8, 32, 32]}}, {}, "makes latents of 9 x 32 x 32"),
         ({}, {"json_path": "nowhere.json"}, "dataset_param.json_path = nowhere.json"),
         ({}, {"dataset_type": "films"}, "dataset_param.dataset_type = 'films'"),
-        ({}, {"features": "nowhere"}, "nowhere: holds no finished cache"),
-        ({}, IMAGES, "its samples are images, and predictor 'custom_dit' learns videos"),
-        (DIT, {}, "its samples are videos, and predictor 'dit' learns images"),
+        ({}, {"features": "nowhere"}, "features = nowhere holds no finished cache"),
+        ({}, IMAGES, "'image_folder' has samples that are images, but predictor 'custom_dit'"),
+        (DIT, {}, "'clips' has samples that are videos, but predictor 'dit'"),
     ):
         configs = clip_configs(tmp_path, folder).change("model.json", **sections)
         if param is IMAGES:

@@ -5,7 +5,6 @@ With every part that fits them they are trained and sampled in tests/test_cross_
 
 import dataclasses
 import json
-import re
 
 import numpy as np
 import pytest
@@ -52,9 +51,9 @@ class Short(predictor.ResidualConfig):
 
 
 @pytest.mark.parametrize(("kind", "message"), [
-    (Short, "Short: lacks num_tokens"), (object, "object: lacks @dataclass"),
-    (Thawed, r"Thawed: lacks @dataclass\(frozen=True\)"),
-    ("broken_plugin:Config", r"predictor 'mine' \(broken_plugin:Config\): failed to load: SyntaxError"),
+    (Short, "Short, which lacks num_tokens"), (object, "object, which lacks @dataclass"),
+    (Thawed, r"Thawed, which lacks @dataclass\(frozen=True\)"),
+    ("broken_plugin:Config", r"predictor 'mine' \(broken_plugin:Config\).*SyntaxError"),
 ])  # fmt: skip
 def test_what_a_faulty_plugin_lacks_is_said(model_json, tmp_path, monkeypatch, kind, message):
     (tmp_path / "broken_plugin.py").write_text("class Config(:")
@@ -123,17 +122,16 @@ def test_an_option_that_is_a_flag_already_is_refused(joined, monkeypatch):
     monkeypatch.setitem(OBJECTIVES["denoise"].samplers, "twice", Sampler(print, Taken))
     parser = Parser()
     parser.add_argument("--seed")
-    with pytest.raises(ConfigError, match="option 'seed' of the sampler 'twice': --seed is a flag of this command"):
+    with pytest.raises(ConfigError, match="'twice' has an option 'seed'"):
         add_sampling_flags(parser)
 
 
 def test_predictor_takes_its_own_size_and_returns_what_it_says(config):
     own = config.predictor
     assert own.resized((1, 8, 8)) is own
-    with pytest.raises(ConfigError, match=r"\(1, 4, 8\): predictor 'residual' takes only \(1, 8, 8\)"):
+    with pytest.raises(ConfigError, match=r"'residual' takes only .*\(1, 8, 8\), not \(1, 4, 8\)"):
         own.resized((1, 4, 8))
-    found = "residual:Residual: returns (1, 1, 8, 8) for a sample, and its config says (1, 3, 8, 8)"
-    with pytest.raises(ConfigError, match=re.escape(found)):
+    with pytest.raises(ConfigError, match=r"residual:Residual.*returns \(1, 1, 8, 8\).*config says \(1, 3, 8, 8\)"):
         forward_pass(Narrow(side=8, classes=10, in_channels=1))
 
 
@@ -144,10 +142,10 @@ class Narrow(predictor.ResidualConfig):
 
 
 @pytest.mark.parametrize(("body", "reason"), [
-    ("forward(self, x, t, y): ops.reshape(x, (1, 7))", "in line 4: ValueError"),
-    ("forward(self, x, t): return x", "in its call: TypeError"),
+    ("forward(self, x, t, y): ops.reshape(x, (1, 7))", "in line 4.*ValueError"),
+    ("forward(self, x, t): return x", "in its call.*TypeError"),
     ("forward(self, x, t, y): return None", "returns NoneType for a sample"),
-    ("__init__(self, config): 1 / 0", "in line 4: ZeroDivisionError"),
+    ("__init__(self, config): 1 / 0", "in line 4.*ZeroDivisionError"),
 ])  # fmt: skip
 def test_a_network_that_fails_on_paper_is_named_with_its_line(tmp_path, monkeypatch, body, reason):
     name = f"broken_{abs(hash(body))}"
@@ -165,10 +163,10 @@ def test_a_network_of_torch_layers_is_refused(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(tmp_path)
     for row, (base, part, named) in enumerate((
-        ("torch.nn.Module", "torch.nn.Linear(1, 1)", "the network is a torch.nn.modules.module.Module"),
-        ("nn.Module", "torch.nn.Linear(1, 1)", "part is a torch.nn.modules.linear.Linear"),
-        ("nn.Module", "torch.nn.Parameter(torch.ones(1))", "part is a torch.nn.parameter.Parameter"),
-        ("object", "1", "the network is a torch_layers_"),
+        ("torch.nn.Module", "torch.nn.Linear(1, 1)", "is a torch.nn.modules.module.Module"),
+        ("nn.Module", "torch.nn.Linear(1, 1)", "is a torch.nn.modules.linear.Linear"),
+        ("nn.Module", "torch.nn.Parameter(torch.ones(1))", "is a torch.nn.parameter.Parameter"),
+        ("object", "1", "is a torch_layers_"),
     )):  # fmt: skip
         (tmp_path / f"torch_layers_{row}.py").write_text(
             f"import torch\nfrom mindspeed_mm_dit.framework import nn\nclass Network({base}):\n"
@@ -184,7 +182,7 @@ def test_a_network_of_torch_layers_is_refused(tmp_path, monkeypatch):
 def test_a_plugin_that_fails_is_named(configs, tmp_path, framework):
     broken = plugin.install(tmp_path / "site", "tests.conftest:nothing")
     outcome = configs.run(f"{FLAGS} --train-iters 1 --ai-framework {framework.active()}", PYTHONPATH=broken)
-    assert outcome.code == 2 and "plugin outside (tests.conftest:nothing): failed to load" in outcome.output
+    assert outcome.code == 2 and "plugin outside (tests.conftest:nothing) cannot be loaded" in outcome.output
 
 
 def test_latents_of_an_autoencoder_are_shifted_and_scaled_and_come_back(framework, joined, model_json):
@@ -203,5 +201,5 @@ def test_latents_of_an_autoencoder_are_shifted_and_scaled_and_come_back(framewor
 
 def test_without_the_package_the_name_is_unknown(model_json, monkeypatch):
     monkeypatch.delitem(AUTOENCODERS, "folded", raising=False)  # (tests of other files may have registered it)
-    with pytest.raises(ConfigError, match=r"ae\.model_id = 'folded'.*unknown model_id"):
+    with pytest.raises(ConfigError, match=r"ae\.model_id = 'folded' is unknown"):
         model_config_from_mapping({**model_json, "ae": {"model_id": "folded"}}, "m")

@@ -154,16 +154,16 @@ def test_a_bin_file_that_holds_other_than_tensors_is_named_before_it_is_loaded(c
         torch.save(tensors, path, _use_new_zipfile_serialization=as_zip)
         check(config(copied))
     for content, reason in (
-        ([1, 2], "it holds no tensors by name"),
-        ({}, "it holds no tensors by name"),
-        ({**tensors, "path": tmp_path}, "its 'path' is no tensor"),
-        ({"run": print}, "its pickle needs __builtin__.print"),
+        ([1, 2], "holds no tensors by name"),
+        ({}, "holds no tensors by name"),
+        ({**tensors, "path": tmp_path}, "has 'path', which is no tensor"),
+        ({"run": print}, "needs __builtin__.print"),
     ):
         torch.save(content, path)
         with pytest.raises(CheckpointError, match=reason):
             check(config(copied))
     path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin cannot be read"):
         check(config(copied))
 
 
@@ -203,7 +203,7 @@ def test_bert_without_the_files_of_sentence_transformers_has_the_mean_as_it_is(f
 
 def test_pooling_or_modules_that_are_not_known_are_named(tmp_path):
     config = BertConfig(str(write_bert(tmp_path / "bert", {"pooling_mode_max_tokens": True})), max_length=8)
-    with pytest.raises(ConfigError, match=r"modules\.json: has an unsupported pooling: \['max_tokens'\]"):
+    with pytest.raises(ConfigError, match=r"modules\.json.* pools by \['max_tokens'\]"):
         config.pooling()
     for content in ('{"type": "Pooling"}', '["Pooling"]', "no json", "[" * 100_000):
         (tmp_path / "modules.json").write_text(content)

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import rotary_pairs_by_axis, rotary_table
-from mindspeed_mm_dit.models.weight_adapters import adapter_of
+from mindspeed_mm_dit.models.weight_adapters import weight_converter_of
 from mindspeed_mm_dit.tools.verify.table import relative_error
 
 CUSTOM = CustomDiTConfig(
@@ -36,8 +36,8 @@ def test_ranks_and_latents_that_do_not_fit_are_refused():
     CUSTOM.check_latents((5, 16, 8, 24))
     for shape, named in (
         ((4, 4, 3, 6), "takes"),
-        ((5, 3, 3, 6), "frames 3: do not fit"),
-        ((5, 4, 3, 7), "width 7: do not fit"),
+        ((5, 3, 3, 6), "frames 3 do not fit"),
+        ((5, 4, 3, 7), "width 7 do not fit"),
         ((5, 18, 3, 6), "more than predictor.rope_max_seq_len = 8"),
     ):
         with pytest.raises(ConfigError, match=named):
@@ -78,7 +78,7 @@ def test_wan_is_diffusers_transformer_at_any_sizes(framework, config):
     from diffusers import WanTransformer3DModel
 
     model, weights = with_random_weights(framework, "wan", wan=config)
-    theirs = WanTransformer3DModel.from_config(adapter_of(config).to_diffusers(config))
+    theirs = WanTransformer3DModel.from_config(weight_converter_of(config).to_diffusers(config))
     theirs.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
     x, given = X[:, : config.latent_channels], config.conditions.examples(2)
     given["text"] = given["text"][:, :512]  # diffusers takes what is before the last 512 tokens for an image's
@@ -180,7 +180,7 @@ def test_a_label_joins_the_time_and_may_take_the_place_of_the_text(framework):
     assert [type(condition).__name__ for condition in both.conditions] == ["ClassLabel", "TextStates"]
     shapes = parameters_of(alone).shapes()
     assert not any("attn2" in name or "text" in name for name in shapes)
-    assert adapter_of(CustomDiTConfig).of_shapes(shapes).conditions == alone.conditions
+    assert weight_converter_of(CustomDiTConfig).of_shapes(shapes).conditions == alone.conditions
     model, _ = with_random_weights(framework, "custom_dit", alone)
     found = output(framework, model, text=np.array([0, 0]))
     changed = output(framework, model, text=np.array([0, 3]))

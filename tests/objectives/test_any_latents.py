@@ -69,7 +69,7 @@ def test_objective_noises_and_scores_each_sample_by_itself(framework, config):
     def noised_and_loss(latents, draws):
         x = framework.ops.tensor(latents)
         given = [framework.ops.tensor(draws[name]) for name in process.draw_names]
-        noised = process.noised(x, *given)
+        noised = process.add_noise(x, *given)
         output = framework.ops.cat([0.5 * noised, 0.1 * noised], 1) if doubled else 0.5 * noised
         return framework.ops.numpy(noised), framework.ops.numpy(process.loss(output, x, noised, *given))
 
@@ -149,4 +149,4 @@ def test_outside_objective_is_checked_and_planned(config, model_json):
         model_config_from_mapping(content, "model.json")
     with pytest.raises(ConfigError, match="is registered already"):
         register_objective("denoise", DENOISE._replace(quick_sampler="other"))
-    assert memory(config, Placement()).activations_per_image > 0
+    assert memory(config, Placement()).activations_per_sample > 0

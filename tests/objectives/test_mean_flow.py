@@ -80,7 +80,7 @@ def model_json(diffusion, **predictor):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (model_json("mean_flow"), "takes one timestep; MeanFlow needs two"),
+    (model_json("mean_flow"), "takes one timestep, but MeanFlow needs two"),
     (model_json("flow_matching", h_embedder=True), "passes one timestep, but predictor .* needs two"),
     (model_json("mean_flow", h_embedder=True, class_dropout_prob=0.0), "the unconditional class"),
     (

@@ -91,10 +91,10 @@ def test_a_planted_fault_is_seen(room, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("key", "shape", "words"), [
-    ("original/other", (5, 4, 4), "param/other: is missing"),
-    ("original/square_split3", (5, 16, 16), "cannot be split into 3 matrices of the same height: it has 16 rows"),
-    ("halved/square", (5, 16, 16), "halved/square: is no quantity"),
-    ("bfloat16/original/wide", (5, 16, 15), "param/wide: is missing"),
+    ("original/other", (5, 4, 4), "param/other is not in --reference"),
+    ("original/square_split3", (5, 16, 16), "16 rows.*split into 3 matrices"),
+    ("halved/square", (5, 16, 16), "halved/square in --reference is no quantity"),
+    ("bfloat16/original/wide", (5, 16, 15), "param/wide is not in --reference"),
 ])  # fmt: skip
 def test_impossible_file_is_refused(framework, tmp_path, key, shape, words):
     with pytest.raises(CheckpointError, match=words):
@@ -130,7 +130,7 @@ def test_outside_optimizer_is_sharded_resumed_and_converted(configs, path, tmp_p
     kept = PYTORCH.read(saved / "iter_0000004").trees["optimizer"]
     assert {key.rpartition(".")[2] for key in kept} == {"exp_avg", "step"}
     other = configs.run(f"{FLAGS} --train-iters 5 --load {saved}", PYTHONPATH=path)
-    assert other.code == 2 and "holds the state of --optimizer lion, and this run steps by adam" in other.output
+    assert other.code == 2 and "--optimizer lion, but this run has --optimizer adam" in other.output
     plugged(path, "convert", saved, tmp_path / "there", "--to", "mindspore")
     plugged(path, "convert", tmp_path / "there", tmp_path / "back", "--to", "pytorch")
     back = PYTORCH.read(next((tmp_path / "back").glob("iter_*"))).trees["optimizer"]
@@ -180,11 +180,10 @@ def given(flags):
 
 @pytest.mark.parametrize(("flags", "words"), [
     ("--optimizer mun", r"--optimizer = 'mun'(?s:.*)'muon'"),
-    ("--muon-momentum 0.9", "--muon-momentum = 0.9.*means nothing to --optimizer adam"),
+    ("--muon-momentum 0.9", "--muon-momentum = 0.9 has no effect with --optimizer adam"),
     ("--optimizer muon --muon-momentum 1", "--muon-momentum = 1.0"),
     ("--optimizer muon --muon-num-ns-steps 0", "--muon-num-ns-steps = 0"),
     ("--optimizer muon --adam-beta2 nan", "--adam-beta2 = nan"),
-    ("--optimizer muon --muon-scale-mode spectral", "--muon-scale-mode"),
 ])  # fmt: skip
 def test_impossible_settings_are_refused(flags, words):
     with pytest.raises(ConfigError, match=words):
@@ -196,5 +195,5 @@ def test_settings_travel_and_a_name_is_taken_once(lion):
         chosen = given(f"--lr 1e-3 --micro-batch-size 1 {flags}")
         assert optimizer_from_facts(json.loads(json.dumps(registry.optimizer_facts(chosen))), "run.json") == chosen
     assert optimizer_from_facts(None, "run.json") == registry.ADAMW  # (a checkpoint of before, or of another program)
-    with pytest.raises(ConfigError, match="optimizer 'lion': is registered already"):
+    with pytest.raises(ConfigError, match="'lion' is registered already"):
         register_optimizer("lion", LION._replace(config=int))

@@ -148,7 +148,7 @@ def bytes_kept(model, precision, recompute, batch=2):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        noised = diffusion.noised(x, t, noise)
+        noised = diffusion.add_noise(x, t, noise)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == AUTOCAST):
             output = network(noised, t, *given)
         loss = diffusion.loss(output.float(), x, noised, t, noise).mean()
@@ -309,8 +309,8 @@ def test_step_that_may_not_fit_is_a_warning():
 
 
 def test_layout_of_a_run_is_that_of_its_yaml():
-    assert Placement(8, 1, AUTOCAST).sharded_by(None) == Placement(8, 1, AUTOCAST)
+    assert Placement(8, 1, AUTOCAST).with_sharding(None) == Placement(8, 1, AUTOCAST)
     yaml = Fsdp2Config(sharding_size=4, recompute_modules=("predictor.blocks.{*}",), num_to_forward_prefetch=1,
                        reshard_after_forward=False)  # fmt: skip
     wanted = Placement(8, 4, SHARDED_BF16, recompute=True, prefetch=1, reshard_after_forward=False)
-    assert Placement(8, 1, SHARDED_BF16).sharded_by(yaml) == wanted
+    assert Placement(8, 1, SHARDED_BF16).with_sharding(yaml) == wanted

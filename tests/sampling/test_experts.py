@@ -98,7 +98,7 @@ def test_each_expert_has_its_own_adapters(clips, tmp_path, form):
     (HIGH, LOW, "--boundary 2", "--boundary = 2.0"),
     (HIGH, LOW, "--low-noise-cfg-scale -1", "--low-noise-cfg-scale = -1"),
     (HIGH, None, "--boundary 0.5", "--boundary = 0.5"),
-    (HIGH, LOW, "ffn_dim", "predictor.ffn_dim is 25, and there 24"),
+    (HIGH, LOW, "ffn_dim", "predictor.ffn_dim = 25, and --checkpoint has 24"),
 ])  # fmt: skip
 def test_experts_that_do_not_belong_together_are_refused(clips, capsys, first, second, flags, words):
     flags, other = ("", {"ffn_dim": 25}) if flags == "ffn_dim" else (flags, {})

@@ -130,7 +130,7 @@ def test_settings_beyond_the_model_are_refused_by_flag(config, model_json):
         (config, "--seed = -1", {"seed": -1}), (config, "--steps = 0", {"steps": 0}),
         (config, "--bf16 = 'yes'", {"bf16": "yes"}), (config, "--clip = -1", {"options": {"clip": -1}}),
         (config, "--low-noise-cfg-scale = 2.0", {"low_noise_guidance": 2.0}),
-        (never, ".*no null class", {"steps": 1, "guidance": 1.5}),
+        (never, "--cfg-scale = 1.5.*null class", {"steps": 1, "guidance": 1.5}),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"^{words}"):
             with_defaults(SampleRequest(**given), of)

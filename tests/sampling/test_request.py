@@ -52,7 +52,7 @@ def test_a_clip_begins_with_a_file_a_picture_or_an_array(tmp_path, channels):
     ([ClassLabel(3, 0)], picture(0), None, "--image.*classes"),
     ([FIRST], picture(0), picture(0), "--last-image"),
     ([BOTH], None, picture(0), "--image.*--last-image"),
-    ([BOTH], [picture(0)] * 3, [picture(0)] * 2, "--last-image.* 2 images.* 3 "),
+    ([BOTH], [picture(0)] * 3, [picture(0)] * 2, "--last-image.* 2 images.*--image 3"),
     ([FIRST], "missing.png", None, "--image = missing.png"),
     ([FIRST], 5, None, "--image = 5"),
     ([FIRST], picture(0, 2), None, r"--image.*\(4, 6, 2\)"),
@@ -67,7 +67,7 @@ WHOLE = np.zeros((1, 4, 6), np.uint8)
 
 
 @pytest.mark.parametrize(("conditions", "values", "words"), [
-    ([ClassLabel(3, 0), Vector(2, 0)], {"label": [0]}, "a vector"),
+    ([ClassLabel(3, 0), Vector(2, 0)], {"label": [0]}, "--vectors"),
     ([ClassLabel(3, 0)], {"label": [0, 3]}, "--classes.*0 ... 2"),
     ([Vector(2, 0)], {"vector": [[0, 1], [0]]}, "--vectors.* length"),
     ([Vector(2, 0)], {"vector": [[0, 1, 2]]}, r"--vectors.*\(1, 3\)"),
@@ -84,7 +84,7 @@ def test_samples_that_a_model_cannot_draw_are_refused(conditions, values, words)
 
 def test_one_value_goes_with_all_and_two_do_not_go_with_three():
     assert together({"label": [1, 2, 3], "caption": ["a"]}) == {"label": [1, 2, 3], "caption": ["a"] * 3}
-    with pytest.raises(ConfigError, match=r"--prompt.* 2 values.* 3 of --classes"):
+    with pytest.raises(ConfigError, match=r"--prompt.* 2 values.*--classes.* 3"):
         together({"label": [1, 2, 3], "caption": ["a", "b"]})
 
 

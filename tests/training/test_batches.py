@@ -17,10 +17,10 @@ from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.tools.visualize.plot import parse_losses, parse_validation, read_validation
 from mindspeed_mm_dit.training import contract as stream
-from mindspeed_mm_dit.training.contract import WeighedByToken, train_valid_batches
+from mindspeed_mm_dit.training.contract import TokenWeightedSamples, train_valid_batches
 from mindspeed_mm_dit.training.data_set import DataSet
 from mindspeed_mm_dit.training.log import QUARTERS, RunLog, ValidationLoss, sums_by_quarter
-from mindspeed_mm_dit.training.loggers.boards import Scalars
+from mindspeed_mm_dit.training.loggers.boards import TensorBoardLogger
 from tests.buckets_fixtures import write_configs, write_pictures
 from tests.conftest import run_config
 
@@ -31,7 +31,7 @@ TOKENS = np.repeat([4, 6, 9], [13, 21, 14])
 def test_by_token_a_steps_mean_is_one_over_its_tokens_however_it_is_cut(micro, ranks, start):
     order = BucketOrder(np.repeat([0, 1, 2], [13, 21, 14]), 4, seed=0, costs=TOKENS)
     samples = SimpleNamespace(order=order, batch=lambda sample_indices: {"row": order.images(sample_indices)})
-    weighed, rounds = WeighedByToken(samples, TOKENS, start, 16), 16 // micro // ranks
+    weighed, rounds = TokenWeightedSamples(samples, TOKENS, start, 16), 16 // micro // ranks
     streams = [order.micro_batches(start, micro, rank, ranks, rounds) for rank in range(ranks)]
     losses = np.random.default_rng(0).random(len(TOKENS))
     for step in range(4):
@@ -52,8 +52,8 @@ def batches_of(tmp_path, monkeypatch):
     mm = dataclasses.replace(mm, data_set=DataSet(mm, 1))
 
     def batches_of(rank, ranks, steps=1, **flags):
-        monkeypatch.setattr(runtime, "data_rank", lambda: rank)
-        monkeypatch.setattr(runtime, "data_world_size", lambda: ranks)
+        monkeypatch.setattr(runtime, "data_parallel_rank", lambda: rank)
+        monkeypatch.setattr(runtime, "data_parallel_size", lambda: ranks)
         run = {"seed": 1, "micro_batch_size": 2, "global_batch_size": 8, "consumed_train_samples": 16, "num_workers": 0}
         training, held_out = train_valid_batches(run_config(mm=mm, **run, **flags))
         step = list(itertools.islice(training, 4 * steps // ranks))
@@ -141,7 +141,7 @@ def test_validation_data_that_do_not_match_are_refused(validation_data, tmp_path
         ("pictures", {"valid_fraction": 0.25}, "valid_fraction = 0.25 of --mm-data"),
         ("misnamed", {}, "has the classes bright, pale"),
     ):
-        with pytest.raises(ConfigError, match=rf"--mm-valid-data: .*{named}"):
+        with pytest.raises(ConfigError, match=rf"--mm-valid-data .*{named}"):
             DataSet(validation_data(tmp_path / folder, **settings), 1)
 
 
@@ -205,7 +205,9 @@ def test_a_validation_is_read_from_its_line(line, found):
 
 
 def test_a_validation_is_read_from_log_and_tensorboard_alike(tmp_path):
-    log = RunLog(prints=True, metrics_loggers=[Scalars(str(tmp_path / "board"), 0)], train_iters=3, iteration=0)
+    log = RunLog(
+        prints=True, metrics_loggers=[TensorBoardLogger(str(tmp_path / "board"), 0)], train_iters=3, iteration=0
+    )
     log.validation(200, LOSS)
     log.close()
     (tmp_path / "log.txt").write_text(f"{LINE}\n")

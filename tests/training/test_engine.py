@@ -13,7 +13,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
-from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, Parameter, Parameters
+from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, ParameterSpec, ParameterSpecs
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.training.pytorch import engine as room
@@ -24,8 +24,8 @@ from tests.conftest import run_config
 FLAGS = run_config(
     seed=3, adam_beta1=0.8, adam_beta2=0.9, adam_eps=1e-3, weight_decay=0.1, ema_decay=0.75, clip_grad=1.0
 )  # fmt: skip
-WEIGHT = Parameter((4, 3), XAVIER_UNIFORM, matrices=1)
-PARAMETERS = Parameters({"linear.weight": WEIGHT, "linear.bias": Parameter((4,))})
+WEIGHT = ParameterSpec((4, 3), XAVIER_UNIFORM, matrices=1)
+PARAMETERS = ParameterSpecs({"linear.weight": WEIGHT, "linear.bias": ParameterSpec((4,))})
 SHAPES = PARAMETERS.shapes()
 
 
@@ -186,7 +186,7 @@ def test_the_average_stands_in_for_the_weights_while_it_is_asked_for(engine, gro
         assert whole(results[0].loss) == whole(results[1].loss)
         asking.eval_step(forward_step, tensors(batches(3, 9.0)))  # leaves weights gathered
         averages, weights = answers("ema").clone(), answers("model").clone()
-        with suppress(ArithmeticError), asking.averaged(True) as model, torch.no_grad():
+        with suppress(ArithmeticError), asking.ema_weights(True) as model, torch.no_grad():
             torch.testing.assert_close(model.predictor(ones), averages, rtol=1e-6, atol=1e-7)
             if number == 1:
                 raise ArithmeticError  # (as where samples are not finite, and the run goes on)
@@ -214,7 +214,7 @@ def test_a_sharded_step_is_the_same_step(engine, group_of_one, size):
 def test_a_backend_that_adds_up_where_it_is_asked_for_the_average_is_refused(engine, group_of_one, monkeypatch):
     for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
         monkeypatch.setattr(torch.distributed, name, lambda own, given, **_: own.fill_(2), raising=False)
-    with pytest.raises(PlatformError, match=rf"gloo of PyTorch {torch.__version__.split('+')[0]}.* adds gradients up"):
+    with pytest.raises(PlatformError, match=rf"gloo of PyTorch {torch.__version__.split('+')[0]}.* adds them up"):
         engine(Fsdp2Config())
 
 

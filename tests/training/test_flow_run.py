@@ -60,7 +60,7 @@ def test_a_sampler_that_does_not_fit_is_named_before_weights_are_read(trained, t
         ("--form sigm", "--form = 'sigm'"),
         ("--norm 1e30", "--norm = 1e+30"),
         ("--steps 999999999999", "--steps = 999999999999"),
-        ("--last-step mean", "expected 'Mean', 'Tweedie', 'Euler' or None"),
+        ("--last-step mean", "--last-step = 'mean' must be 'Mean', 'Tweedie', 'Euler' or None"),
         ("--steps 1", "leaves no step before the last one"),
     ):
         assert sample(trained, tmp_path / "o.npz", *flags.split()) == 2

@@ -75,8 +75,8 @@ def test_adapters_go_on_beside_their_own_base_as_they_were_made(tiny, base, whol
         (f"{LORA} --init-from {tmp_path / 'other'}", "is not the base of the adapters in"),
         (f"{both} --lora-alpha 8 --init-from {base}", "--lora-r = 8"),
         (f"{one} --lora-r 4 --lora-alpha 8 --init-from {base}", "--lora-target-modules = attn.qkv"),
-        (f"--init-from {base}", "holds adapters (LoRA), and this run trains the whole network"),
-        (LORA, "add --init-from"),
+        (f"--init-from {base}", "holds adapters (LoRA), but this run trains the whole network"),
+        (LORA, "Add --init-from"),
     ):
         outcome = tiny.run(f"{FLAGS} {flags} --train-iters 7 --load {whole[1].root} --save {tmp_path / 'new'}")
         assert outcome.code == 2 and named in outcome.output and not outcome.losses, outcome.output
@@ -119,7 +119,7 @@ def test_adapters_of_another_model_of_like_shapes_are_refused(base, whole, tmp_p
         f"convert {base} {tmp_path}/x.safetensors --merge-lora {other}",
     ):
         assert main(command.split()) == 2
-        assert f"{other}: was trained on another model: {section}." in capsys.readouterr().err
+        assert f"{other} was trained on another model: {section}." in capsys.readouterr().err
 
 
 def test_a_base_that_has_moved_or_changed_is_named(base, whole, tmp_path, capsys):

@@ -38,7 +38,7 @@ def test_every_predictor_with_every_objective_takes_its_first_step(rehearse, con
 def build_for_images(config):
     """A process whose coefficients have the axes of images, whatever they multiply."""
     process = DENOISE.build(config)
-    process.noised = lambda x, times, noise: x + times.reshape(-1, 1, 1, 1) * noise
+    process.add_noise = lambda x, times, noise: x + times.reshape(-1, 1, 1, 1) * noise
     return process
 
 
@@ -47,7 +47,7 @@ def test_an_objective_that_ends_a_step_of_clips_is_named(rehearse):
     try:
         clips = next(config for config in models() if len(config.latent_shape) == 4)
         config = dataclasses.replace(clips, diffusion=DenoiseConfig())
-        with pytest.raises(ConfigError, match="'denoise': the first step"):
+        with pytest.raises(ConfigError, match=r"'denoise' of model.json.*the first step"):
             rehearse(config, 2)
     finally:
         del OBJECTIVES["denoise"]

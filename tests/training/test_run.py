@@ -126,8 +126,8 @@ def test_a_run_goes_on_only_with_its_own_model_and_in_its_own_folder(tiny, tmp_p
     for configs, load, named in (
         (other, f"--load {tmp_path}/out", "predictor.num_layers is 2 there and 3 here"),
         (flow, f"--load {tmp_path}/out", "diffusion.model_id is 'gaussian_diffusion' there"),
-        (tiny, "", f"pass --load {tmp_path}/out"),
-        (tiny, f"--load {tmp_path}/out/iter_0000002", f"pass --load {tmp_path}/out"),
+        (tiny, "", f"Pass --load {tmp_path}/out"),
+        (tiny, f"--load {tmp_path}/out/iter_0000002", f"Pass --load {tmp_path}/out"),
     ):
         outcome = configs.run(f"{flags} {load}")
         assert outcome.code == 2 and named in outcome.output, outcome.output
@@ -140,7 +140,7 @@ def test_published_weights_are_trained_on_with_a_new_optimizer(tiny, tmp_path):
     assert tiny.run(flags).code == 0
     onwards = flags.replace("iters 1", "iters 2") + f" --load {tmp_path}/run"
     refused = tiny.run(onwards)
-    assert refused.code == 2 and "pass --no-load-optim" in refused.output and "Traceback" not in refused.output
+    assert refused.code == 2 and "Pass --no-load-optim" in refused.output and "Traceback" not in refused.output
     assert list(tiny.run(onwards + " --no-load-optim").losses) == [2]
 
 

@@ -136,7 +136,7 @@ def refused(configs):
 
 def test_what_does_not_fit_is_named_before_weights_are_read(tmp_path):
     for changes, message in (
-        ({"captions": None}, "its samples have label"),
+        ({"captions": None}, "has samples with label"),
         ({"predictor": {"text_dim": 32}}, "predictor.text_dim = 32"),
         ({"predictor": {"pooled_dim": 12}}, "predictor.pooled_dim = 12"),
         ({"text_encoder": {"max_length": 4}}, "has a caption of 5 tokens"),
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_named_before_weights_are_read(tmp_path):
 
 def test_an_old_cache_beside_a_new_config_is_refused(cached, tmp_path):
     for changes, message in (
-        ({"predictor": {"num_classes": 2}}, "its samples have no label"),
+        ({"predictor": {"num_classes": 2}}, "has samples without label"),
         ({"text_encoder": {"max_length": 7}}, "was made with another length or padding of texts"),
         ({"image_size": 16, "predictor": {"input_size": 16}}, "was made with another size or crop"),
     ):
@@ -161,7 +161,7 @@ def test_a_cache_of_other_captions_is_refused(tmp_path):
     model, param = load_model_config(tmp_path / "model.json"), load_data_config(tmp_path / "data.json").dataset_param
     assert len(open_data(model, param).rows) == 12
     (tmp_path / "images/first/00.txt").write_text("a seven moves\n")
-    with pytest.raises(UserError, match=r"was made of other captions: those of .*00.png have changed"):
+    with pytest.raises(UserError, match=r"was made with other captions of .*00\.png"):
         open_data(model, param)
     write_beside(tmp_path / "images")
     (tmp_path / "images/first/99.png").write_bytes(png(99))
@@ -193,7 +193,7 @@ def test_prompts_stand_for_classes_in_an_evaluation(saved, configs, tmp_path):
 def test_an_evaluation_that_cannot_be_is_named_before_weights_are_read(saved, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("a seven\n")
     for flags, message in (
-        (("--reference", tmp_path), "--prompts: is missing"),
+        (("--reference", tmp_path), "--prompts is missing"),
         (("--reference", "digits", "--prompts", tmp_path / "prompts.txt"), "is for class-conditional models"),
     ):
         assert evaluate(saved, tmp_path, *flags) == 2 and message in capsys.readouterr().err

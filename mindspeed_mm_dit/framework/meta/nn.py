@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from mindspeed_mm_dit.configs.predictor import ONES, XAVIER_UNIFORM, ZEROS, Normal, Rule
-from mindspeed_mm_dit.configs.predictor import Parameter as Declared
+from mindspeed_mm_dit.configs.predictor import ONES, XAVIER_UNIFORM, ZEROS, Initializer, Normal
+from mindspeed_mm_dit.configs.predictor import ParameterSpec as Declared
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import meta
 from mindspeed_mm_dit.framework.meta import ops
@@ -102,7 +102,12 @@ class Sequential(ModuleList):
 
 class Linear(Module):
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, init: Rule = XAVIER_UNIFORM, matrices: int = 1
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        init: Initializer = XAVIER_UNIFORM,
+        matrices: int = 1,
     ) -> None:
         super().__init__()
         self.weight = parameter((out_features, in_features), init, matrices=matrices)
@@ -121,7 +126,7 @@ class Conv2d(Module):
         stride: int = 1,
         padding: int = 0,
         bias: bool = True,
-        init: Rule = XAVIER_UNIFORM,
+        init: Initializer = XAVIER_UNIFORM,
     ) -> None:
         super().__init__()
         self.stride, self.padding = stride, padding
@@ -133,7 +138,7 @@ class Conv2d(Module):
 
 
 class Embedding(Module):
-    def __init__(self, num_embeddings: int, embedding_dim: int, init: Rule = _STANDARD) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, init: Initializer = _STANDARD) -> None:
         super().__init__()
         self.weight = parameter((num_embeddings, embedding_dim), init)
 
@@ -183,7 +188,7 @@ class GELU(Module):
         return ops.gelu(x)
 
 
-def parameter(shape: Sequence[int], init: Rule = ZEROS, trained: bool = True, matrices: int = 0) -> Parameter:
+def parameter(shape: Sequence[int], init: Initializer = ZEROS, trained: bool = True, matrices: int = 0) -> Parameter:
     """Declare a parameter of a module."""
     return Parameter(Declared(tuple(shape), init, trained, matrices=matrices))
 

@@ -176,7 +176,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return operator_result(x.shape, x.dtype, [x, weight], [x, Tensor((*x.shape[:-1], 1))])
 
 
-def sample_ranks() -> int:
+def context_parallel_size() -> int:
     return current().ranks
 
 

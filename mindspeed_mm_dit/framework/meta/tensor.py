@@ -182,7 +182,7 @@ class Storage:
         self.num_bytes, self.is_weight = num_bytes, is_weight
 
 
-class Trace:
+class ForwardCost:
     """A forward pass as it is recorded.
 
     autocast: matrix products cast their inputs to bfloat16 and norms compute in float32, as under CUDA's autocast.
@@ -229,13 +229,13 @@ class Trace:
         return max(sums.values(), default=0)
 
 
-def current() -> Trace:
+def current() -> ForwardCost:
     """Return the trace that is being recorded, or else a temporary one."""
-    return getattr(_thread, "trace", None) or Trace()
+    return getattr(_thread, "trace", None) or ForwardCost()
 
 
 @contextmanager
-def recording(trace: Trace) -> Iterator[Trace]:
+def recording(trace: ForwardCost) -> Iterator[ForwardCost]:
     """Record into ``trace`` what this thread computes on the meta backend."""
     outer = getattr(_thread, "trace", None)
     _thread.trace = trace

@@ -16,7 +16,7 @@ from mindspore import ops as msops
 from mindspore.nn import CellList as ModuleList
 from mindspore.nn import SequentialCell as Sequential
 
-from mindspeed_mm_dit.configs.predictor import Rule, Shape
+from mindspeed_mm_dit.configs.predictor import Initializer, Shape
 from mindspeed_mm_dit.framework.mindspore.ops import linear
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
 
@@ -67,7 +67,7 @@ class Linear(Module):
     """x W^T + b: (..., in_features) -> (..., out_features)."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, init: Rule | None = None, matrices: int = 1
+        self, in_features: int, out_features: int, bias: bool = True, init: Initializer | None = None, matrices: int = 1
     ) -> None:
         super().__init__()
         self.weight = _zeros(out_features, in_features)
@@ -88,7 +88,7 @@ class Conv2d(Module):
         stride: int = 1,
         padding: int = 0,
         bias: bool = True,
-        init: Rule | None = None,
+        init: Initializer | None = None,
     ) -> None:
         super().__init__()
         self.stride, self.padding = stride, padding
@@ -114,7 +114,7 @@ def _conv2d_by_product(x: Any, weight: Any, stride: int, padding: int) -> Any:
 class Embedding(Module):
     """Rows of a table: (...) int -> (..., width)."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, init: Rule | None = None) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, init: Initializer | None = None) -> None:
         super().__init__()
         self.weight = _zeros(num_embeddings, embedding_dim)
 
@@ -189,7 +189,7 @@ def _gelu_by_sigmoid(x: Any) -> Any:
     return x * msops.sigmoid(x * (GELU_LINEAR + GELU_CUBIC * x * x))
 
 
-def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matrices: int = 0) -> Parameter:
+def parameter(shape: Shape, init: Initializer | None = None, trained: bool = True, matrices: int = 0) -> Parameter:
     value = np.zeros(shape, np.float32) if trained or not callable(init) else init(np.random.default_rng(0), shape)
     return Parameter(Tensor(value), requires_grad=trained)
 

@@ -19,10 +19,10 @@ MASKED = -1e30
 """Score of masked keys: its exponential is 0, and the difference of two of them is defined."""
 
 __all__ = [
-    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
-    "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
-    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sample_ranks", "sigmoid",
-    "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
+    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "context_parallel_size",
+    "contiguous", "cos", "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens",
+    "heads_to_tokens", "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary",
+    "sigmoid", "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
     "upsample_nearest_2x", "where", "without_gradient",
 ]  # fmt: skip
 
@@ -158,7 +158,7 @@ def numpy(x: Tensor) -> np.ndarray:
     return runtime.to_host(x)
 
 
-def sample_ranks() -> int:
+def context_parallel_size() -> int:
     """Return 1: ranks do not share samples (``runtime.HAS_CONTEXT_PARALLEL``)."""
     return 1
 

@@ -30,7 +30,7 @@ if ON_CPU:  # else its threads spin between operators: 25 times the CPU time if 
 
 
 CAN_SAMPLE_IN_BF16 = False
-"""Whether ``low_precision`` and ``cast_products_to_bf16`` are supported."""
+"""Whether ``autocast`` and ``cast_matmul_weights_to_bf16`` are supported."""
 BF16_MODES: tuple[ComputeMode, ...] = ()
 """Modes in which a training step may compute in bfloat16: none yet."""
 HAS_CONTEXT_PARALLEL = False
@@ -91,7 +91,7 @@ def world_size() -> int:
     return communication.get_group_size() if _Job.joined else int(os.environ.get("MS_WORKER_NUM", "1"))
 
 
-data_rank, data_world_size = rank, world_size  # ranks do not share samples
+data_parallel_rank, data_parallel_size = rank, world_size  # ranks do not share samples
 
 
 def device_name() -> str:
@@ -128,7 +128,7 @@ def mean_over_ranks(values: list[Tensor]) -> list[Tensor]:
     return [joined[i] for i in range(len(values))]
 
 
-def mean_over_hosts(values: np.ndarray) -> np.ndarray:
+def mean_over_ranks_on_cpu(values: np.ndarray) -> np.ndarray:
     """Average an array of the host over all ranks, in float32."""
     return to_host(mean_vector_over_ranks(Tensor(values, mindspore.float32)))
 
@@ -194,7 +194,7 @@ def to_runtime_device(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     return module
 
 
-def low_precision(bf16: bool) -> contextlib.AbstractContextManager[None]:
+def autocast(bf16: bool) -> contextlib.AbstractContextManager[None]:
     """Return a context that changes nothing; raises PlatformError if ``bf16``."""
     if bf16:
         raise PlatformError("--bf16 is not supported for sampling on MindSpore. Leave the flag out.")
@@ -213,9 +213,9 @@ def _no_low_bit_weights() -> PlatformError:
     return PlatformError("--base-dtype is not offered on MindSpore. Leave it out, or use --ai-framework pytorch.")
 
 
-def cast_products_to_bf16(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
-    """Refuse --bf16, as ``low_precision`` does."""
-    low_precision(True)
+def cast_matmul_weights_to_bf16(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+    """Refuse --bf16, as ``autocast`` does."""
+    autocast(True)
     return module
 
 
@@ -224,7 +224,7 @@ def free_memory() -> None:
     gc.collect()
 
 
-class Profile:
+class Profiler:
     """Records what MindSpore's profiler sees from now on, on the host and an Ascend device, into ``folder``."""
 
     def __init__(self, folder: Path) -> None:
@@ -247,7 +247,7 @@ def report_failure(error: BaseException) -> None:
     """Do nothing: msrun stores a worker's output, and checks its exit code."""
 
 
-def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
+def prepare_frozen(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
     """Return ``module`` frozen, in precision "fp32" or "bf16"; raises PlatformError for bf16 on a CPU."""
     if dtype == "bf16" and device_type() == "cpu":
         raise PlatformError("dtype = bf16 is not supported: MindSpore has no bfloat16 products on a CPU. Use fp32.")
@@ -257,7 +257,7 @@ def freeze(module: mindspore.nn.Cell, dtype: str = "fp32") -> mindspore.nn.Cell:
     return module.set_train(False)
 
 
-def compiled(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
+def jit_forward(module: mindspore.nn.Cell) -> mindspore.nn.Cell:
     """Return ``module``, its forward compiled by ms.jit, once for every shape of its inputs."""
     module.construct = mindspore.jit(module.construct)
     return module

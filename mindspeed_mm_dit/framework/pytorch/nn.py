@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import GELU, GroupNorm, Module, ModuleList, Sequential, SiLU
 
-from mindspeed_mm_dit.configs.predictor import Rule, Shape
+from mindspeed_mm_dit.configs.predictor import Initializer, Shape
 from mindspeed_mm_dit.framework.pytorch.low_bit import PackedWeight, builds_without_weights
 
 
@@ -21,7 +21,7 @@ class Linear(torch.nn.Linear):
     """PyTorch's linear layer, computed by the faster of its libraries."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, init: Rule | None = None, matrices: int = 1
+        self, in_features: int, out_features: int, bias: bool = True, init: Initializer | None = None, matrices: int = 1
     ) -> None:
         super().__init__(in_features, out_features, bias, device="meta" if builds_without_weights() else None)
         if bias and builds_without_weights():
@@ -154,14 +154,14 @@ class Blocks(ModuleList):
 class Conv2d(torch.nn.Conv2d):
     """PyTorch's convolution."""
 
-    def __init__(self, *sizes: int, init: Rule | None = None, **options: Any) -> None:
+    def __init__(self, *sizes: int, init: Initializer | None = None, **options: Any) -> None:
         super().__init__(*sizes, **options)
 
 
 class Embedding(torch.nn.Embedding):
     """PyTorch's table."""
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, init: Rule | None = None) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, init: Initializer | None = None) -> None:
         super().__init__(num_embeddings, embedding_dim)
 
 
@@ -204,7 +204,9 @@ __all__ = [
 ]
 
 
-def parameter(shape: Shape, init: Rule | None = None, trained: bool = True, matrices: int = 0) -> torch.nn.Parameter:
+def parameter(
+    shape: Shape, init: Initializer | None = None, trained: bool = True, matrices: int = 0
+) -> torch.nn.Parameter:
     """Return a parameter of a module. Its values come later, unless it is not trained and ``init`` is a function."""
     value = torch.zeros(shape) if trained or not callable(init) else torch.tensor(init(np.random.default_rng(0), shape))
     return torch.nn.Parameter(value, requires_grad=trained)

@@ -40,18 +40,18 @@ from mindspeed_mm_dit.configs.predictor import Shape
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.nn import addcmul, linear
 from mindspeed_mm_dit.framework.pytorch.sequence import (
+    context_parallel_size,
     gather_tokens,
     heads_to_tokens,
-    sample_ranks,
     split_tokens,
     tokens_to_heads,
 )
 
 __all__ = [
-    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "contiguous", "cos",
-    "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens", "heads_to_tokens", "linear",
-    "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary", "sample_ranks", "sigmoid",
-    "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
+    "addcmul", "attention", "broadcast_to", "cast_like", "cat", "chunk", "clamp", "context_parallel_size",
+    "contiguous", "cos", "cosine_similarity", "derivative_along", "exp", "expm1", "from_host", "gather_tokens",
+    "heads_to_tokens", "linear", "log", "mean_per_sample", "no_grad", "numpy", "pad", "permute", "reshape", "rotary",
+    "sigmoid", "sin", "split_tokens", "stop_gradient", "take", "tanh", "tensor", "to_float32", "tokens_to_heads",
     "upsample_nearest_2x", "where", "without_gradient",
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mindspeed_mm_dit.optimizers import adam
-from mindspeed_mm_dit.optimizers.contract import Rule
+from mindspeed_mm_dit.optimizers.contract import UpdateRule
 
 
 def is_sharded(x: Any) -> bool:
@@ -76,7 +76,7 @@ def groups(parameters: Iterable[Tensor], weight_decay: float) -> list[dict[str, 
     ]
 
 
-def native_optimizer(rule: Rule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
+def native_optimizer(rule: UpdateRule, config: Any, groups: list[dict[str, Any]]) -> Optimizer:
     """Return PyTorch's own optimizer for ``rule`` over ``groups``."""
     assert rule.pytorch is not None
     name, settings = rule.pytorch(config)

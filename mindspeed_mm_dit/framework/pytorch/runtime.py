@@ -29,7 +29,7 @@ from mindspeed_mm_dit.terminal import progress
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 CAN_SAMPLE_IN_BF16 = True
-"""Whether ``low_precision`` and ``cast_products_to_bf16`` are supported."""
+"""Whether ``autocast`` and ``cast_matmul_weights_to_bf16`` are supported."""
 BF16_MODES: tuple[ComputeMode, ...] = ("autocast", "fsdp2")
 """Modes in which a training step may compute in bfloat16."""
 HAS_CONTEXT_PARALLEL = True
@@ -111,7 +111,7 @@ def divide_among_ranks(micro_batch_size: int, global_batch_size: int, sequence_r
     _flags_group = host_process_group()
     sequence_group = dist.new_subgroups(sequence_ranks)[0] if sequence_ranks > 1 else None
     _sequence_ranks = sequence_ranks
-    _num_microbatches = global_batch_size // (micro_batch_size * data_world_size())
+    _num_microbatches = global_batch_size // (micro_batch_size * data_parallel_size())
     sequence.set_context_parallel_group(sequence_group, device_type())
 
 
@@ -164,12 +164,12 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def data_rank() -> int:
+def data_parallel_rank() -> int:
     """Return which samples of a batch are this rank's; ranks that share samples have the same."""
     return rank() // _sequence_ranks
 
 
-def data_world_size() -> int:
+def data_parallel_size() -> int:
     """Return the number of ranks, or of groups of ranks that share samples, with separate samples."""
     return world_size() // _sequence_ranks
 
@@ -211,7 +211,7 @@ def mean_over_ranks(values: list[torch.Tensor]) -> list[torch.Tensor]:
     return list(stacked.unbind())
 
 
-def mean_over_hosts(values: np.ndarray) -> np.ndarray:
+def mean_over_ranks_on_cpu(values: np.ndarray) -> np.ndarray:
     """Average an array of the host over all ranks, in float32, without the device."""
     mean = torch.tensor(values, dtype=torch.float32)
     if world_size() > 1:
@@ -306,13 +306,13 @@ def to_runtime_device(model: torch.nn.Module) -> torch.nn.Module:
     return model.to(device())
 
 
-def low_precision(bf16: bool) -> torch.autocast:
+def autocast(bf16: bool) -> torch.autocast:
     """Return a context in which, if ``bf16``, matrix products run in bfloat16."""
     return torch.autocast(device_type(), torch.bfloat16, enabled=bf16)
 
 
-def cast_products_to_bf16(module: torch.nn.Module) -> torch.nn.Module:
-    """Keep the weights of linear and convolutional layers in bfloat16; ``low_precision`` would cast them in every call.
+def cast_matmul_weights_to_bf16(module: torch.nn.Module) -> torch.nn.Module:
+    """Keep the weights of linear and convolutional layers in bfloat16; ``autocast`` would cast them in every call.
 
     Results stay the same, to the bit.
     """
@@ -329,7 +329,7 @@ def free_memory() -> None:
         getattr(torch, device_type()).empty_cache()  # (torch.accelerator has it from 2.9 on)
 
 
-class Profile:
+class Profiler:
     """Records operators, and kernels of an NVIDIA GPU, from now on, as a chrome trace in the file ``path``.json."""
 
     def __init__(self, path: Path) -> None:
@@ -358,12 +358,12 @@ def report_failure(error: BaseException) -> None:
         ErrorHandler().record_exception(error)
 
 
-def freeze(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
+def prepare_frozen(module: torch.nn.Module, dtype: str = "fp32") -> torch.nn.Module:
     """Return ``module`` frozen on the device, in precision "fp32" or "bf16"."""
     return module.to(device(), {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]).eval().requires_grad_(False)
 
 
-def compiled(module: torch.nn.Module) -> torch.nn.Module:
+def jit_forward(module: torch.nn.Module) -> torch.nn.Module:
     """Return ``module`` as it is: its operators are fast without compilation."""
     return module
 

@@ -25,7 +25,7 @@ def set_context_parallel_group(group: dist.ProcessGroup | None, device_type: str
     _mesh = None if group is None else DeviceMesh.from_group(group, device_type)
 
 
-def sample_ranks() -> int:
+def context_parallel_size() -> int:
     """Return how many ranks share a sample."""
     return 1 if _mesh is None else _mesh.size()
 

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 from mindspeed_mm_dit.framework.meta.nn import meta_reference
 from mindspeed_mm_dit.models.pretrained import KLArchitecture
-from mindspeed_mm_dit.models.weight_adapters import adapter_of, count_of, shape_of
+from mindspeed_mm_dit.models.weight_adapters import count_of, shape_of, weight_converter_of
 from mindspeed_mm_dit.planning import GIB, host_bytes
 
 INDEX = "model_index.json"
@@ -81,7 +81,7 @@ def config_from_diffusers(config: Mapping[str, Any], what: str) -> JointConfig |
 def from_diffusers(kind: Any, config: Mapping[str, Any], what: str) -> Any:
     """Return the settings of ``kind``, a class of ours, for those of diffusers in a config.json; raises as above."""
     try:
-        return from_mapping(kind, adapter_of(kind).of_diffusers(config), what)
+        return from_mapping(kind, weight_converter_of(kind).of_diffusers(config), what)
     except ConfigError as error:
         where = "" if str(error).startswith(what) else f"{what}: "
         raise CheckpointError(f"{where}{error}") from None

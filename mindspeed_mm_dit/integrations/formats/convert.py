@@ -53,7 +53,7 @@ from mindspeed_mm_dit.integrations.formats.config_json import (
 )
 from mindspeed_mm_dit.integrations.formats.diffusers_folder import LAYER
 from mindspeed_mm_dit.models.meta import parameters_of
-from mindspeed_mm_dit.models.weight_adapters import adapter_of
+from mindspeed_mm_dit.models.weight_adapters import weight_converter_of
 from mindspeed_mm_dit.terminal import echo
 
 _WIDE = "float32"
@@ -324,7 +324,7 @@ def _assumption_notes(state: State, target_format: str) -> list[str]:
     if target_format != "diffusers" or state.is_autoencoder or state.config or "model" in state.facts:
         return []
     network = infer_predictor(shapes_of(state.weights), {})
-    missing = adapter_of(network).defaults_for_missing(network)
+    missing = weight_converter_of(network).defaults_for_missing(network)
     settings = ", ".join(f"{key} = {json.dumps(getattr(network, key))}" for key in missing)
     return (
         [f"config.json: assumed, as in the published networks: {settings} (--model MODEL_JSON sets them)"]

@@ -45,7 +45,7 @@ from mindspeed_mm_dit.integrations.formats.single_files import (
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, sincos_positions_2d, timestep_frequencies
 from mindspeed_mm_dit.models.pretrained import with_new_names
-from mindspeed_mm_dit.models.weight_adapters import QUANTIZATION, adapter_of, count_of
+from mindspeed_mm_dit.models.weight_adapters import QUANTIZATION, count_of, weight_converter_of
 
 TABLE = "y_embedder.embedding_table.weight"
 """Published name of the class embedding table, (classes + 1, D); its last row is the unconditional class."""
@@ -251,7 +251,7 @@ def _read_stored(folder: Path) -> Stored:
     try:
         weight_file = weight_file_in(folder, _FILES).path
     except UnusableFile as problem:
-        raise CheckpointError(f"{folder} {problem}.") from None
+        raise CheckpointError(f"{folder} {problem}. Copy or download the folder again.") from None
     names = _indexed(weight_file) if weight_file.suffix == ".json" else {}
     files = [weight_file.parent / file for file in sorted(set(names.values()))] or [weight_file]
     if all(file.suffix == ".safetensors" for file in files):
@@ -296,7 +296,7 @@ def write(path: Path, state: State) -> None:
         network = infer_predictor(shapes_of(state.weights), state.facts, state.predictor)
         if isinstance(network, (JointConfig, WanConfig)):  # (their names are diffusers')
             network = _by_model_json(state, network)
-            arrays, config = state.weights, state.config or adapter_of(network).to_diffusers(network)
+            arrays, config = state.weights, state.config or weight_converter_of(network).to_diffusers(network)
         else:
             dit = config_json.dit_with_heads(network, state)
             arrays, config = to_diffusers(state.weights, dit), state.config or config_json.dit_json(dit)

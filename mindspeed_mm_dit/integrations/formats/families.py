@@ -53,7 +53,7 @@ SWAPPED = Transform(lambda array, n: [_halves_swapped(array)], lambda parts: _ha
 """The authors compute the shift of a norm before its scale, diffusers after."""
 
 
-class Rule(NamedTuple):
+class NameRule(NamedTuple):
     """A layer, or a tensor, under the name its authors gave it, and as diffusers has it.
 
     ``*`` is a block's number: the same one on both sides, or every one if it is on diffusers' side alone; ``$`` is that
@@ -65,7 +65,7 @@ class Rule(NamedTuple):
     transform: Transform = RENAMED
 
 
-Rules = Sequence[Rule]
+Rules = Sequence[NameRule]
 
 
 def numbers_in(names: Iterable[str]) -> dict[str, list[int]]:
@@ -82,7 +82,7 @@ def block_ranges(rules: Rules, count: int) -> dict[str, Sequence[int]]:
     return {_block_prefix(rule.diffusers[0]): range(count) for rule in rules}
 
 
-def expand_rules(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[Rule]:
+def expand_rules(rules: Rules, numbers: Mapping[str, Sequence[int]]) -> Iterator[NameRule]:
     """Yield the rules with block numbers filled in; ``numbers`` may be by the names of either side."""
     known = dict(numbers)
     for original, theirs in {(_block_prefix(rule.original), _block_prefix(rule.diffusers[0])) for rule in rules}:
@@ -105,9 +105,9 @@ def _block_prefix(name: str) -> str:
     return re.split(r"\.[*$]\.", name)[0] if "*" in name or "$" in name else ""
 
 
-def _with_block_number(rule: Rule, mark: str, number: int) -> Rule:
+def _with_block_number(rule: NameRule, mark: str, number: int) -> NameRule:
     filled = (name.replace(mark, str(number)) for name in (rule.original, *rule.diffusers))
-    return Rule(next(filled), tuple(filled), rule.transform)
+    return NameRule(next(filled), tuple(filled), rule.transform)
 
 
 def to_diffusers(arrays: Mapping[str, np.ndarray], rules: Rules) -> Arrays:
@@ -252,19 +252,19 @@ def _alternatives(text: str) -> list[str]:
     return [head + each + tail for each in inside.split(",")] if brace else [text]
 
 
-def _rules(table: str) -> tuple[Rule, ...]:
+def _rules(table: str) -> tuple[NameRule, ...]:
     """Return the rules of a table: a line for each original name and diffusers' name, and a transform if any."""
     return tuple(rule for line in table.splitlines() if line for rule in _rules_of(*line.split()))
 
 
-def _rules_of(original: str, theirs: str, transform: str = "") -> Iterator[Rule]:
+def _rules_of(original: str, theirs: str, transform: str = "") -> Iterator[NameRule]:
     if "{" in original:
         for one, other in zip(_alternatives(original), _alternatives(theirs), strict=True):
             yield from _rules_of(one, other, transform)
         return
     parts = tuple(_alternatives(theirs))
     usual: Transform = STACKED if len(parts) > 1 else RENAMED
-    yield Rule(original, parts, _TRANSFORMS.get(transform, usual))
+    yield NameRule(original, parts, _TRANSFORMS.get(transform, usual))
 
 
 class Family(NamedTuple):

@@ -108,7 +108,7 @@ def _file(path: Path) -> Path:
         files = [file for file in files if file.is_file()] or sorted(path.glob("*.safetensors"))
         if len(files) != 1:
             found = ", ".join(file.name for file in files[:5])
-            found = found or f"neither {DIFFUSERS} nor {PEFT}, but {list_first_names(path)}"
+            found = found or f"neither {DIFFUSERS} nor {PEFT}, only {list_first_names(path)}"
             raise CheckpointError(f"{path} holds {found}. Name the file of adapters.")
         return files[0]
     if not path.is_file():

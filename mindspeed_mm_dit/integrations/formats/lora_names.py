@@ -29,7 +29,7 @@ from mindspeed_mm_dit.integrations.formats.families import (
     REPEATED,
     STACKED,
     Family,
-    Rule,
+    NameRule,
     Transform,
     block_ranges,
     expand_rules,
@@ -88,7 +88,7 @@ def _with_underscores(known: LayerTargets) -> dict[str, LayerTarget]:
     return {**{name.replace(".", "_"): target for name, target in known.items()}, **known}
 
 
-def _with_adapters(family: Family, numbers: Mapping[str, Sequence[int]]) -> Iterable[Rule]:
+def _with_adapters(family: Family, numbers: Mapping[str, Sequence[int]]) -> Iterable[NameRule]:
     return (rule for rule in expand_rules(family.rules, numbers) if rule.transform is not REPEATED)
 
 
@@ -208,12 +208,12 @@ def to_diffusers(ours: Mapping[str, LowRank]) -> dict[str, LowRank]:
     return renamed
 
 
-def diffusers_rules(layers: Collection[str]) -> dict[str, Rule]:
+def diffusers_rules(layers: Collection[str]) -> dict[str, NameRule]:
     """Return the rule for each of our layers that makes it diffusers'."""
     families = [family for family in FAMILIES.values() if family.is_original]
     rules = [rule for family in families for rule in _with_adapters(family, numbers_in(layers))]
     rule_by_layer = {rule.original: rule for rule in rules}
-    return {layer: rule_by_layer.get(layer, Rule(layer, (layer,))) for layer in layers}
+    return {layer: rule_by_layer.get(layer, NameRule(layer, (layer,))) for layer in layers}
 
 
 def to_native(ours: Mapping[str, LowRank], layers: Collection[str] = ()) -> dict[str, LowRank]:

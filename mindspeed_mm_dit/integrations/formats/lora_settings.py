@@ -14,7 +14,7 @@ from typing import Any
 
 from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.strict import from_mapping
-from mindspeed_mm_dit.configs.tuning import names
+from mindspeed_mm_dit.configs.tuning import matches
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 
 _WITHOUT_EFFECT = {
@@ -151,4 +151,4 @@ def _named(modules: tuple[str, ...] | str, layer: str) -> bool:
     if isinstance(modules, str):
         return re.fullmatch(modules, layer) is not None
     # (MindSpeed-MM writes its patterns, such as blocks.{*}.fc1)
-    return any(names(pattern, layer) for pattern in modules)
+    return any(matches(pattern, layer) for pattern in modules)

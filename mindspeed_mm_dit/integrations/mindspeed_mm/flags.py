@@ -26,7 +26,7 @@ class Key(NamedTuple):
     """Whether the key has other units, so that its value is computed from the flag."""
 
 
-class HubRefusal(NamedTuple):
+class Unsupported(NamedTuple):
     """The route does otherwise, so every value but the default is an error."""
 
     does: str
@@ -44,8 +44,8 @@ IGNORED: Literal["ignored"] = "ignored"
 class Meaning(NamedTuple):
     """What a flag means in each route."""
 
-    megatron: Literal["same", "ignored"] | HubRefusal
-    native: Literal["same", "ignored"] | HubRefusal | Key
+    megatron: Literal["same", "ignored"] | Unsupported
+    native: Literal["same", "ignored"] | Unsupported | Key
 
 
 def _same(key: str, *, is_added: bool = False, is_computed: bool = False) -> Meaning:
@@ -53,7 +53,7 @@ def _same(key: str, *, is_added: bool = False, is_computed: bool = False) -> Mea
 
 
 _STANDALONE_ONLY = Meaning(IGNORED, IGNORED)
-_WHOLE_NETWORK = HubRefusal(
+_WHOLE_NETWORK = Unsupported(
     "trains the whole network in its Megatron engine", "Use --host mindspeed-mm-native, or --host standalone."
 )
 
@@ -61,8 +61,8 @@ FLAGS: Mapping[str, Meaning] = {
     # model, data and framework
     "mm_model": _same("model.mm_model", is_added=True),
     "mm_data": _same("data.dataset_param.mm_data", is_added=True),
-    "timestep_window": Meaning(SAME, HubRefusal("takes it from model.json", "Set diffusion.timestep_window there.")),
-    "ai_framework": Meaning(SAME, HubRefusal("runs on PyTorch", "Use pytorch, or --host standalone.")),
+    "timestep_window": Meaning(SAME, Unsupported("takes it from model.json", "Set diffusion.timestep_window there.")),
+    "ai_framework": Meaning(SAME, Unsupported("runs on PyTorch", "Use pytorch, or --host standalone.")),
     # batches and length
     "micro_batch_size": _same("training.micro_batch_size"),
     "global_batch_size": _same("training.gradient_accumulation_steps", is_computed=True),
@@ -77,7 +77,7 @@ FLAGS: Mapping[str, Meaning] = {
     "lr_decay_iters": _same("training.lr_decay_ratio", is_computed=True),
     "lr_warmup_iters": _same("training.lr_warmup_ratio", is_computed=True),
     "lr_warmup_init": _same("training.lr_start"),
-    "optimizer": Meaning(HubRefusal("can continue with AdamW's moments only"), Key("training.optimizer")),
+    "optimizer": Meaning(Unsupported("can continue with AdamW's moments only"), Key("training.optimizer")),
     "weight_decay": _same("training.weight_decay"),
     "clip_grad": _same("training.clip_grad"),
     "bf16": _same("model.bf16", is_added=True),
@@ -88,12 +88,12 @@ FLAGS: Mapping[str, Meaning] = {
     "lora_dropout": _same("training.lora.dropout"),
     "freeze": Meaning(_WHOLE_NETWORK, Key("model.freeze")),
     "offload_blocks": Meaning(
-        HubRefusal("trains the whole network in its Megatron engine"),
-        HubRefusal("offloads by its own settings"),
+        Unsupported("trains the whole network in its Megatron engine"),
+        Unsupported("offloads by its own settings"),
     ),
     "base_dtype": Meaning(
         _WHOLE_NETWORK,
-        HubRefusal("has settings of its own for a base in few bits"),
+        Unsupported("has settings of its own for a base in few bits"),
     ),
     # distribution
     "distributed_backend": Meaning(SAME, IGNORED),
@@ -111,14 +111,14 @@ FLAGS: Mapping[str, Meaning] = {
     "no_save_optim": _same("training.no_save_optim"),
     # this project's own
     "init_from": Meaning(
-        HubRefusal(
+        Unsupported(
             "can only start from random weights",
             "Start with --host standalone --train-iters 1 --save NEW, then continue here with --load NEW.",
         ),
         Key("model.init_from", is_added=True),
     ),
     "mm_valid_data": Meaning(
-        HubRefusal(
+        Unsupported(
             "validates on the samples that --mm-data holds out", "Set valid_fraction there, or use --host standalone."
         ),
         Key("data.val_dataset_param.mm_data", is_added=True),
@@ -127,10 +127,12 @@ FLAGS: Mapping[str, Meaning] = {
     "init_verbose": _STANDALONE_ONLY,
     "dry_run": Meaning(
         SAME,
-        HubRefusal("checks only when training starts", "Use --host standalone --dry-run, which checks the same files."),
+        Unsupported(
+            "checks only when training starts", "Use --host standalone --dry-run, which checks the same files."
+        ),
     ),
     "ema_decay": _same("model.ema_decay", is_added=True),
-    "power_ema_stds": Meaning(HubRefusal("keeps the plain EMA only"), HubRefusal("keeps the plain EMA only")),
+    "power_ema_stds": Meaning(Unsupported("keeps the plain EMA only"), Unsupported("keeps the plain EMA only")),
     "pynative": _STANDALONE_ONLY,
     "tf32": _STANDALONE_ONLY,
     "torch_compile": _STANDALONE_ONLY,
@@ -165,7 +167,11 @@ def check_supported(args: RunConfig, route: Route, resumes: bool) -> None:
     """
     for row in rows():
         meaning, value = getattr(FLAGS[row.name], route), getattr(args, row.name)
-        if not isinstance(meaning, HubRefusal) or value in (row.default, None) or (resumes and row.name == "init_from"):
+        if (
+            not isinstance(meaning, Unsupported)
+            or value in (row.default, None)
+            or (resumes and row.name == "init_from")
+        ):
             continue
         text = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
         setting = row.word if value is True else f"{row.word} = {text}"

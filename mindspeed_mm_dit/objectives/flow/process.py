@@ -35,7 +35,7 @@ class FlowMatching(nn.Module):
         """Return the path's coefficients for a training batch at times ``t`` (B,), (B, 5) float32."""
         return coefficients(self.config, t)
 
-    def noised(self, x: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+    def add_noise(self, x: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
         """Mix data and noise: x_t = alpha x + sigma noise (Ma et al. 2024, eq. 1)."""
         return column(coefficients, ALPHA, x) * x + column(coefficients, SIGMA, x) * noise
 
@@ -54,7 +54,7 @@ class FlowMatching(nn.Module):
     ) -> Tensor:
         """Return the weighted mean squared error of the predicted quantity, (B,) (Ma et al. 2024, eqs. 5 and 7).
 
-        output: the network at ``noised`` and ``timesteps`` (B,), the times of ``coefficients`` (B, 5); float32.
+        output: the network at ``add_noise`` and ``timesteps`` (B,), the times of ``coefficients`` (B, 5); float32.
         """
         predicted = self.predicted(output, x)
         if self.prediction_type == "velocity":

@@ -50,7 +50,7 @@ def _respacing(name: str, steps: int) -> str:
 
 
 def _sampler(name: str, function: str) -> Sampler:
-    """Return the record of the generator ``function`` in samplers.py."""
+    """Return the record of the generator ``function`` in process.py."""
 
     def trajectory(
         process: Any, model_fn: ModelFn, start: Tensor, noise_at: NoiseAt, steps: int, options: Clip

@@ -86,7 +86,7 @@ class GaussianDiffusion(nn.Module):
         """Look up the schedule's table ``name`` at ``t``, as a tensor that multiplies the samples of ``x`` (B, ...)."""
         return ops.reshape(ops.take(getattr(self, name), t), (x.shape[0],) + (1,) * (len(x.shape) - 1))
 
-    def noised(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+    def add_noise(self, x_start: Tensor, t: Tensor, noise: Tensor) -> Tensor:
         """Noise clean latents to step ``t`` (Ho et al. 2020, eq. 4).
 
         x_start, noise: (B, C, ...) float32, unit-variance latents. Returns x_t, (B, C, ...).

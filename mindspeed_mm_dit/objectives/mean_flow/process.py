@@ -27,7 +27,7 @@ class MeanFlow(nn.Module):
         super().__init__()
         self.config = config
 
-    def noised(self, x: Tensor, times: Tensor, noise: Tensor, held_out: Tensor) -> Tensor:
+    def add_noise(self, x: Tensor, times: Tensor, noise: Tensor, held_out: Tensor) -> Tensor:
         """Return z at the later time."""
         t = per_sample_factor(times[:, 0], x)
         return (1 - t) * x + t * noise
@@ -53,7 +53,7 @@ class MeanFlow(nn.Module):
 
         unconditional: label of the unconditional class. held_out (B,): 1 for the mean squared error of the velocity.
         """
-        z, v = self.noised(x, times, noise, held_out), noise - x
+        z, v = self.add_noise(x, times, noise, held_out), noise - x
         target = self.target(network, z, v, times, labels, unconditional)
         u = ops.to_float32(network(z, times, labels))  # (B, C, ...)
         error = self.squared(u - target)  # (B,)

@@ -35,7 +35,7 @@ class WanFlow(nn.Module):
         super().__init__()
         self.config = config
 
-    def noised(self, x: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
+    def add_noise(self, x: Tensor, timesteps: Tensor, noise: Tensor, coefficients: Tensor) -> Tensor:
         """Mix data and noise: x_t = (1 - sigma) x + sigma noise."""
         sigma = column(coefficients, SIGMA, x)
         return (1 - sigma) * x + sigma * noise
@@ -56,7 +56,7 @@ class WanFlow(nn.Module):
     ) -> Tensor:
         """Return the mean squared error of the velocity, weighted by its row of the table, (B,).
 
-        output: the network's output at ``noised`` and ``timesteps`` (B,), float32; coefficients: (B, 2); known:
+        output: the network's output at ``add_noise`` and ``timesteps`` (B,), float32; coefficients: (B, 2); known:
         (B, 1, F, H, W), 1 for conditioning frames, which do not count.
         """
         error = output - self.target(x, noise)

@@ -75,7 +75,7 @@ class Inception:
         build = _network_class()
         weights = _read_weights(what, path)
         self.sha256 = sha256_of(path)
-        self._network = runtime.freeze(_built(build, weights, what))
+        self._network = runtime.prepare_frozen(_built(build, weights, what))
         self._network.Mixed_6d.branch1x1.register_forward_hook(self._keep)
         self._spatial: Any = None
 
@@ -249,7 +249,7 @@ def _scores(samples: Features, reference: ImageSet, real: Features | None) -> Sc
 
 
 def write_statistics(path: Path, images: ImageSet, features: Features, network: Inception) -> None:
-    """Write the reference npz of ``images``: their statistics, and KEPT_IMAGES of them, evenly chosen."""
+    """Write the reference npz of ``images``: their statistics, and REFERENCE_IMAGES of them, evenly chosen."""
     chosen = np.unique(np.linspace(0, images.count - 1, REFERENCE_IMAGES).round().astype(int))
     chosen_images, start = [], 0
     for batch in images.batches(64):

@@ -1,6 +1,6 @@
 """Score images against real ones without a pretrained network: accuracy, variety and copies.
 
-Features and classifier are fitted on the real images alone. For your own images they describe shapes (``shapes.py``).
+Features and classifier are fitted on the real images alone. For your own images they describe shapes.
 """
 
 from __future__ import annotations

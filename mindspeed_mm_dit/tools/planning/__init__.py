@@ -6,7 +6,7 @@ import re
 
 PUBLISHED = """DiT-XL/2 DiT-XL/2-512 SiT-XL/2 sd-vae-ft-ema sd-vae-ft-mse Wan2.1-1.3B Wan2.2-5B FLUX.1-dev FLUX.2-dev
     FLUX.2-klein-4B SD3.5-medium Qwen-Image Z-Image UMT5 CLIP MiniLM Inception"""
-"""Names of the weights in ``published.py``."""
+"""Names of the weights in ``get.py``."""
 
 
 def register() -> None:

@@ -299,8 +299,8 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     units = "clips" if _learns_videos(model) else "images"
     names = ("weights", "gradients", "optimizer", "ema", "gathered", *(() if _learns_videos(model) else ("vae",)))
     parts = [(name, getattr(plan, name), "") for name in names]
-    parts.append(("activations", micro * plan.activations_per_image, f" of {micro} {units}"))
-    parts.append(("workspace", micro * plan.workspace_per_image, " (estimate)"))
+    parts.append(("activations", micro * plan.activations_per_sample, f" of {micro} {units}"))
+    parts.append(("workspace", micro * plan.workspace_per_sample, " (estimate)"))
     if placement.offloaded:
         parts.append(("in the machine", plan.host_bytes_offloaded, " a rank"))
     parts.append(("total", plan.total(micro), f" of {request.device_bytes / GIB:g} GiB"))

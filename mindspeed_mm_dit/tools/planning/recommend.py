@@ -179,7 +179,7 @@ def _recommendation(model: ModelConfig, placement: Placement, micro: int, reques
     recompute = (
         f"{without} images fit if activations are kept, {micro} if they are recomputed, for a third more arithmetic"
         if placement.recompute
-        else f"the activations of {micro} images fit: {micro * plan.activations_per_image / GIB:.1f} of {limit:.4g} GiB"
+        else f"activations of {micro} images fit: {micro * plan.activations_per_sample / GIB:.1f} of {limit:.4g} GiB"
     )
     reshard = (
         "to save memory, gathered weights are freed after forward and gathered again in backward"

@@ -190,9 +190,7 @@ PACKAGES = {"pytorch": "torch", "mindspore": "mindspore"}
 VENVS = {"pytorch": ".venv", "mindspore": ".venv-mindspore"}
 Pythons = Mapping[str, "str | UserError"]
 """Framework -> its interpreter, or why there is none; host that is not installed -> the reason."""
-_START = (
-    "import sys; from mindspeed_mm_dit.training.launch.run import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
-)
+_START = "import sys; from mindspeed_mm_dit.training.launch import start; sys.exit(start(sys.argv[1], sys.argv[2:]))"
 
 LEFT_OUT = tuple(
     """
@@ -324,7 +322,7 @@ def measure(model: ModelConfig, weights: Path, inputs: Path) -> dict[str, np.nda
     condition = [tensors[name] for name in tensors if name not in ("latents", *process.draw_names)]
 
     def losses(network: Any) -> Any:
-        noised = process.noised(latents, *draws)
+        noised = process.add_noise(latents, *draws)
         return process.loss(ops.to_float32(network(noised, draws[0], *condition)), latents, noised, *draws)
 
     watch = ModuleRecorder(network, lambda name: bool(_PARTS.fullmatch(name)))

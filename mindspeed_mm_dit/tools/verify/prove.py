@@ -181,7 +181,7 @@ def rounding_tolerances(precision: str) -> Tolerances:
 
 
 def signs_are_certain(gradient: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Return a mask of the entries of a gradient whose sign is certain (UNDECIDED).
+    """Return a mask of the entries of a gradient whose sign is certain (UNDECIDED_ROUNDINGS).
 
     ``moved``: how far rounding moved each entry.
     """
@@ -224,7 +224,7 @@ class Reference64:
         return judge_steps(ours, exact, PROVED, tolerances, noise_of(noisy, exact)) + undecided
 
     def _decided(self, name: str, precision: str) -> np.ndarray:
-        """Return a mask of the parameter's entries whose gradient rounding moves little (UNDECIDED)."""
+        """Return a mask of the parameter's entries whose gradient rounding moves little (UNDECIDED_ROUNDINGS)."""
         exact, *noisy = (each.arrays[f"gradient/{name}"] for each in (self.exact, *self.rounded[precision]))
         return signs_are_certain(exact, np.max([np.abs(each - exact) for each in noisy], 0))
 

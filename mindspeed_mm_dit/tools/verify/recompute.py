@@ -35,9 +35,9 @@ from mindspeed_mm_dit.training.resume import (
     ResumePoint,
     changes,
     check_fits,
-    first_weights,
     format_changes,
     print_rank_0,
+    read_initial_weights,
     run_facts,
 )
 
@@ -79,7 +79,7 @@ def begin(
     those of the run.
     """
     model = prepare(DiTModel(args.mm.model, *load_encoders(args.mm.model, args.mm.encodes)))
-    weights = (first or first_weights(args, start)).weights
+    weights = (first or read_initial_weights(args, start)).weights
     assert args.mm.precision is not None  # (None only inside MindSpeed-MM)
     engine: Any = engine_module().Engine(model, args, args.mm.fsdp2, args.mm.precision, weights)
     if start is not None:
@@ -245,7 +245,7 @@ def _replayed(args: RunConfig, engine: Engine, start: ResumePoint | None, last: 
 
 def _samples(args: RunConfig, began_at: int, count: int) -> list[list[Sample]]:
     """Return the samples of this rank's ``count`` micro-batches, in the step after the first ``began_at`` samples."""
-    data, rank, ranks = args.mm.data_set, runtime.data_rank(), runtime.data_world_size()
+    data, rank, ranks = args.mm.data_set, runtime.data_parallel_rank(), runtime.data_parallel_size()
     sample_indices = data.micro_batches(began_at, args.micro_batch_size, rank, ranks, count)
     return [data.named(indices) for _, indices in zip(range(count), sample_indices)]
 

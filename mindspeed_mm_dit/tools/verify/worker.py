@@ -81,7 +81,7 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     from mindspeed_mm_dit.framework import active, runtime
     from mindspeed_mm_dit.tools.verify.recompute import begin, join, script
     from mindspeed_mm_dit.training.contract import train_valid_batches
-    from mindspeed_mm_dit.training.resume import first_weights
+    from mindspeed_mm_dit.training.resume import read_initial_weights
 
     step_record: Any = importlib.import_module(f"mindspeed_mm_dit.tools.verify.{active()}_steps")
     if task.on_host:
@@ -89,7 +89,7 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     args = join(without_outputs(flags))
     if task.on_host:
         _check_inputs(args)
-    first: Any = first_weights(args, None)
+    first: Any = read_initial_weights(args, None)
     first = _without_zeros(first, args.seed) if task.randomise_zeros else first
     engine = begin(args, prepare=step_record.in_float64 if task.is_float64 else lambda model: model, first=first)
     roundings = (
@@ -114,7 +114,7 @@ def _steps(task: Task, flags: RunConfig) -> dict[str, np.ndarray]:
     if task.is_float64 and not task.rounding:
         arrays |= {f"start/{name}": array for name, array in first.weights.items()}
     values = np.concatenate([step_record.whole(each) for each in losses]).reshape(task.steps, -1)
-    rank, ranks, data = runtime.data_rank(), runtime.data_world_size(), args.mm.data_set
+    rank, ranks, data = runtime.data_parallel_rank(), runtime.data_parallel_size(), args.mm.data_set
     sample_indices = sample_indices_of(args, task.steps, rank, ranks, data.micro_batches)
     arrays |= {"grad_norm": np.array(norms), "seconds": np.array(seconds), "losses": values}
     step_record.forget()

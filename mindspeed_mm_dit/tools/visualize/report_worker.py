@@ -105,7 +105,7 @@ def _draw_samples(job: ReportJob, picture: Path) -> str:
         samples = SampleConditions(judge.conditions)
     else:
         each = SAMPLES_PER_CLASS if conditions.items == ("label",) else 1
-        samples = SampleConditions(job.examples | _frames(job)).each(each)
+        samples = SampleConditions(job.examples | _frames(job)).repeat(each)
     request = SampleRequest(sampler=job.sampler, steps=job.steps, guidance=job.cfg_scale, seed=job.seed, bf16=job.bf16)
     request = with_defaults(request, config)
     displayed = judge.displayed if judge else slice(None)

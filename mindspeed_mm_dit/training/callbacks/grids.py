@@ -21,7 +21,7 @@ from mindspeed_mm_dit.sampling.outputs import draw_sizes
 from mindspeed_mm_dit.sampling.pictures import captioned
 from mindspeed_mm_dit.sampling.request import SampleRequest
 from mindspeed_mm_dit.terminal import doing
-from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackSpec, Run, Step
 from mindspeed_mm_dit.training.contract import Engine
 from mindspeed_mm_dit.training.log import RunLog
 from mindspeed_mm_dit.training.loggers.registry import requested_loggers
@@ -44,21 +44,21 @@ class SampleGrids(Callback):
         self._request = request_of(args)
         config: ModelConfig = args.mm.model
         data, each = args.mm.data_set, SAMPLES_PER_CLASS if config.predictor.conditions.label else 1
-        self._conditions = SampleConditions(data.examples(prompts_to_sample(args))).each(each)
+        self._conditions = SampleConditions(data.examples(prompts_to_sample(args))).repeat(each)
         self._configs = [with_size(config, shape) for shape in data.sampled_shapes()] or [config]
 
     def after_step(self, run: Run, step: Step) -> None:
         """Generate a grid if it is due."""
         iteration = run.progress.iteration
         if run.is_due(run.args.sample_interval):
-            run.catch_up()
-            with wrap_step_errors(f"the samples at iteration {iteration}"), doing("drawing samples", run.log.echo):
+            run.flush()
+            with wrap_step_errors(f"The samples at iteration {iteration}"), doing("drawing samples", run.log.echo):
                 self.draw(run.engine, iteration)
 
     def draw(self, engine: Engine, iteration: int) -> None:
         """Generate the grid of ``iteration`` on the rank that logs; every rank must call this."""
         try:
-            with engine.averaged(self._log.prints) as model:
+            with engine.ema_weights(self._log.prints) as model:
                 if model is None:
                     return
                 titles = self._conditions.titles(self._classes)
@@ -129,4 +129,4 @@ def _open(run: Run) -> Callback | None:
     return SampleGrids(run.args, run.log) if run.args.sample_interval else None
 
 
-KIND = CallbackKind("grids", _open, check_grids, _writes)
+KIND = CallbackSpec("grids", _open, check_grids, _writes)

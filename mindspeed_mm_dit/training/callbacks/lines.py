@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_mm_dit.errors import ConvergenceError
 from mindspeed_mm_dit.framework import runtime
-from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackSpec, Run, Step
 from mindspeed_mm_dit.training.dry_run import record_not_finite
 from mindspeed_mm_dit.training.log import StepRecord
 
@@ -18,7 +18,7 @@ STARVED_FRACTION, INTERVALS, MIN_INTERVAL_SECONDS = 0.25, 3, 1.0
 this long."""
 
 
-class LogLines(Callback):
+class LogCallback(Callback):
     """Turns the results of steps into log records.
 
     Results stay on the device until an interval ends; then they are copied, and read when they have arrived or, at the
@@ -47,9 +47,9 @@ class LogLines(Callback):
         self._unread = _LogInterval(values, run.progress.iteration, run.progress.consumed_samples, lr)
         self._results = []
         if values.is_ready():
-            self.catch_up(run)
+            self.flush(run)
 
-    def catch_up(self, run: Run) -> None:
+    def flush(self, run: Run) -> None:
         """Log the last interval that ended, unless it is logged already.
 
         Raises:
@@ -64,7 +64,10 @@ class LogLines(Callback):
 
     def _judge_waiting(self, run: Run, was_idle: bool) -> None:
         """Log a note if the device waits for data. A host that waits while its device is busy costs nothing."""
-        waited_fraction, run.waited = min(run.waited / max(self._seconds, MIN_INTERVAL_SECONDS), 1.0), 0.0
+        waited_fraction, run.data_wait_seconds = (
+            min(run.data_wait_seconds / max(self._seconds, MIN_INTERVAL_SECONDS), 1.0),
+            0.0,
+        )
         self._starved = self._starved + 1 if was_idle and waited_fraction > STARVED_FRACTION else 0
         if self._starved == INTERVALS:
             run.log.echo(
@@ -125,4 +128,4 @@ class _LogInterval(NamedTuple):
     learning_rate: float
 
 
-KIND = CallbackKind("lines", lambda run: LogLines())
+KIND = CallbackSpec("lines", lambda run: LogCallback())

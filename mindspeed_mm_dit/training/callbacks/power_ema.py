@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mindspeed_mm_dit.checkpoint import power_ema
-from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackSpec, Run, Step
 
 
 class PowerEmas(Callback):
@@ -19,7 +19,7 @@ class PowerEmas(Callback):
 
     def after_step(self, run: Run, step: Step) -> None:
         """Update the EMAs."""
-        run.engine.move_power_emas([power_ema.decay_weight(run.progress.iteration, gamma) for gamma in self._gammas])
+        run.engine.update_power_emas([power_ema.decay_weight(run.progress.iteration, gamma) for gamma in self._gammas])
 
 
-KIND = CallbackKind("power_ema", lambda run: PowerEmas(run.args.power_ema_stds) if run.args.power_ema_stds else None)
+KIND = CallbackSpec("power_ema", lambda run: PowerEmas(run.args.power_ema_stds) if run.args.power_ema_stds else None)

@@ -8,7 +8,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.terminal import logger
-from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackSpec, Run, Step
 
 
 class Profiling(Callback):
@@ -19,13 +19,13 @@ class Profiling(Callback):
         self._is_on = not ranks or runtime.rank() in ranks
         self._first, self._last = args.profile_step_start, args.profile_step_end
         self._path = folder and folder / f"rank_{runtime.rank()}_steps_{self._first + 1}-{self._last}"
-        self._recording: runtime.Profile | None = None
+        self._recording: runtime.Profiler | None = None
 
     def before_step(self, run: Run) -> None:
         """Begin if the first of the steps comes next; a run resumed in the middle records the rest."""
         iteration = run.progress.iteration
         if self._is_on and self._path and self._recording is None and self._first <= iteration < self._last:
-            self._recording = runtime.Profile(self._path)
+            self._recording = runtime.Profiler(self._path)
 
     def after_step(self, run: Run, step: Step) -> None:
         """End after the last of the steps, and print where the trace is."""
@@ -76,4 +76,4 @@ def _writes(args: RunConfig) -> tuple[str, Path] | None:
     return ("--profile", folder) if args.profile and folder is not None else None
 
 
-KIND = CallbackKind("profile", lambda run: Profiling(run.args) if run.args.profile else None, check_profile, _writes)
+KIND = CallbackSpec("profile", lambda run: Profiling(run.args) if run.args.profile else None, check_profile, _writes)

@@ -36,20 +36,20 @@ class Callback:
     The moments of one step, in this order; at each of them every callback is called, in the order of the registry::
 
         before_step(run)              the batches are ready, and no rank requests to stop
-        catch_up(run)                 the device is busy with the step
+        flush(run)                 the device is busy with the step
         after_step(run, step)         the step is counted; its numbers may still be on their way from the device
         after_validation(run, loss)   in the middle of ``after_step``, if there was a validation
         check(run)                    before the state is saved
 
     ``at_end`` follows the last step of a run that ends in order. Every rank calls the same callbacks at the same steps,
     so a callback may let the ranks communicate, as long as it does so on every rank. A callback that ends the run calls
-    ``run.stop.ask``.
+    ``run.stop.request``.
     """
 
     def before_step(self, run: Run) -> None:
         """Called after ``run.progress.iteration`` steps, before the next."""
 
-    def catch_up(self, run: Run) -> None:
+    def flush(self, run: Run) -> None:
         """Report pending results of the steps so far: the device is busy, or a slow operation follows."""
 
     def after_step(self, run: Run, step: Step) -> None:
@@ -73,7 +73,7 @@ class Run:
     """Its flags; ``args.mm`` holds its config files."""
     engine: Engine
     forward_step: ForwardStep
-    held_out: Iterable[Any] | None
+    valid_batches: Iterable[Any] | None
     """Held-out batches, iterated from the start for every validation; each has an array NOISE_LEVEL."""
     progress: Progress
     """Counts steps and samples so far, and saves checkpoints."""
@@ -82,7 +82,7 @@ class Run:
     log: RunLog
     """Where lines, scalars and pictures go."""
     callbacks: Sequence[Callback] = ()
-    waited: float = 0.0
+    data_wait_seconds: float = 0.0
     """Seconds that batches were waited for, since the last log line."""
 
     def is_due(self, every: int | None) -> bool:
@@ -100,18 +100,18 @@ class Run:
         self.progress.advance()
         self.notify(lambda callback: callback.after_step(self, step))
 
-    def catch_up(self) -> None:
+    def flush(self) -> None:
         """Have the callbacks report the steps so far; call this before something slow, and before printing."""
-        self.notify(lambda callback: callback.catch_up(self))
+        self.notify(lambda callback: callback.flush(self))
 
     def check(self) -> None:
         """Report the steps so far; raise a UserError if a callback forbids saving the present state."""
-        self.catch_up()
+        self.flush()
         self.notify(lambda callback: callback.check(self))
 
 
 @dataclass(frozen=True)
-class CallbackKind:
+class CallbackSpec:
     """A callback as the registry knows it."""
 
     name: str
@@ -125,11 +125,11 @@ class CallbackKind:
     """Adds its flags to a group of an argument parser."""
 
 
-CALLBACKS = Registry[CallbackKind]("callback")
+CALLBACKS = Registry[CallbackSpec]("callback")
 """All callbacks, in the order in which they are called: those of plugins last."""
 
 
-def register_callback(kind: CallbackKind) -> None:
+def register_callback(kind: CallbackSpec) -> None:
     """Register a callback; its file must import no framework before it is opened.
 
     Raises:

@@ -12,7 +12,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, StepError, wrap_step_errors
 from mindspeed_mm_dit.objectives.registry import NOISE_LEVEL
 from mindspeed_mm_dit.terminal import doing
-from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackKind, Run, Step
+from mindspeed_mm_dit.training.callbacks.registry import Callback, CallbackSpec, Run, Step
 from mindspeed_mm_dit.training.contract import next_batches
 from mindspeed_mm_dit.training.log import ValidationLoss, sums_by_quarter
 
@@ -36,14 +36,14 @@ def validate(run: Run) -> ValidationLoss | None:
     Raises:
         StepError: it failed on one of several ranks; the others may be in the middle of it.
     """
-    assert run.held_out is not None
-    batches, losses, levels = iter(run.held_out), [], []
+    assert run.valid_batches is not None
+    batches, losses, levels = iter(run.valid_batches), [], []
     for _ in range(run.args.eval_iters):
         micro_batches = next_batches(batches, run.stop)
         if run.stop.agree():
             return None
         try:
-            with wrap_step_errors("the validation"):
+            with wrap_step_errors("The validation"):
                 losses.append(run.engine.eval_step(run.forward_step, iter(micro_batches)))
                 levels += [batch[NOISE_LEVEL] for batch in micro_batches]
         except StepError as error:
@@ -51,19 +51,19 @@ def validate(run: Run) -> ValidationLoss | None:
                 raise
             run.stop.note(error)
             return None
-    run.catch_up()  # on the steps before, while the device is busy with this
-    with wrap_step_errors("the validation"):
+    run.flush()  # on the steps before, while the device is busy with this
+    with wrap_step_errors("The validation"):
         sums = sums_by_quarter(
             framework.ops.numpy(framework.ops.cat(losses, 0)), np.concatenate(levels)
         )  # waits for the device, once
-        return ValidationLoss.from_sums(framework.runtime.mean_over_hosts(sums).astype(np.float64))
+        return ValidationLoss.from_sums(framework.runtime.mean_over_ranks_on_cpu(sums).astype(np.float64))
 
 
 def _open(run: Run) -> Callback | None:
-    return Validation() if run.args.eval_interval and run.args.eval_iters and run.held_out is not None else None
+    return Validation() if run.args.eval_interval and run.args.eval_iters and run.valid_batches is not None else None
 
 
-VALIDATION = CallbackKind("validation", _open)
+VALIDATION = CallbackSpec("validation", _open)
 
 
 class Best(Callback):
@@ -89,4 +89,4 @@ def check_best(args: RunConfig, world_size: int) -> None:
         raise ConfigError(f"--keep-best keeps the checkpoint of the best validation. Add {' and '.join(needed)}.")
 
 
-BEST = CallbackKind("best", lambda run: Best() if run.args.keep_best else None, check_best)
+BEST = CallbackSpec("best", lambda run: Best() if run.args.keep_best else None, check_best)

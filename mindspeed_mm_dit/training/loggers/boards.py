@@ -22,7 +22,7 @@ from mindspeed_mm_dit.training.loggers.registry import (
     BoardLogger,
     LoggerContext,
     MetricsLogger,
-    MetricsLoggerKind,
+    MetricsLoggerSpec,
     flag,
     in_save_folder,
 )
@@ -35,7 +35,7 @@ class TensorBoardConfig:
     dir: str | None = flag("DIR", "folder of the TensorBoard events")
 
 
-class Scalars(MetricsLogger):
+class TensorBoardLogger(MetricsLogger):
     """An event file in ``folder``, written and flushed at once; steps after ``iteration`` in older files are hidden.
 
     Those steps belong to a run that ended before it saved them.
@@ -74,10 +74,10 @@ class Scalars(MetricsLogger):
         self._file.write_event(Event(wall_time=time.time(), **content))
 
 
-TENSORBOARD = MetricsLoggerKind(
+TENSORBOARD = MetricsLoggerSpec(
     "tensorboard",
     TensorBoardConfig,
-    lambda config, opening: Scalars(opening.folder, opening.iteration),
+    lambda config, opening: TensorBoardLogger(opening.folder, opening.iteration),
     lambda config, save_parent: Path(config.dir) if config.dir else None,
     packages=("tensorboardX",),
     install="tensorboardX",
@@ -123,7 +123,7 @@ def _open_wandb(config: WandbConfig, opening: LoggerContext) -> BoardLogger:
     return BoardLogger(wandb, run)
 
 
-WANDB = MetricsLoggerKind(
+WANDB = MetricsLoggerSpec(
     "wandb", WandbConfig, _open_wandb, in_save_folder(), packages=("wandb",), install="wandb", in_megatron=True
 )  # (it creates a folder wandb there)
 
@@ -150,7 +150,7 @@ def _open_swanlab(config: SwanLabConfig, opening: LoggerContext) -> BoardLogger:
     return BoardLogger(swanlab, run)
 
 
-SWANLAB = MetricsLoggerKind(
+SWANLAB = MetricsLoggerSpec(
     "swanlab",
     SwanLabConfig,
     _open_swanlab,

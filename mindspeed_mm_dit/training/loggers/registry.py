@@ -64,7 +64,7 @@ class LoggerContext:
 
 
 @dataclass(frozen=True)
-class MetricsLoggerKind:
+class MetricsLoggerSpec:
     """A metrics logger as the registry knows it."""
 
     name: str
@@ -72,7 +72,7 @@ class MetricsLoggerKind:
     config: type
     """Frozen dataclass; each field, made with :func:`flag`, is a flag, and the first enables the logger."""
     open: Callable[[Any, LoggerContext], MetricsLogger]
-    """(config, Opening) -> metrics logger. Its first error, now or later, is reported and ends its curves."""
+    """(config, LoggerContext) -> metrics logger. Its first error, now or later, is reported and ends its curves."""
     location: Callable[[Any, Path | None], Path | None] | None = None
     """(config, parent folder of --save, or None) -> its output folder, or None if there is none. The last flag of the
     config names that folder. A metrics logger without ``location`` writes no files."""
@@ -97,7 +97,7 @@ def flag(metavar: str, words: str) -> Any:
 class GuardedLogger(MetricsLogger):
     """A metrics logger whose first error of any kind is reported and ends its curves."""
 
-    def __init__(self, kind: MetricsLoggerKind, config: Any, opening: LoggerContext) -> None:
+    def __init__(self, kind: MetricsLoggerSpec, config: Any, opening: LoggerContext) -> None:
         self._name = kind.name
         self._logger: MetricsLogger | None = None
         try:
@@ -130,10 +130,10 @@ class GuardedLogger(MetricsLogger):
         logger.warning(f"warning: {self._name}: records no more curves: {words}; the run continues")
 
 
-METRICS_LOGGERS = Registry[MetricsLoggerKind]("metrics_logger")
+METRICS_LOGGERS = Registry[MetricsLoggerSpec]("metrics_logger")
 
 
-def register_metrics_logger(kind: MetricsLoggerKind) -> None:
+def register_metrics_logger(kind: MetricsLoggerSpec) -> None:
     """Register a metrics logger; its file must import no framework.
 
     Raises:
@@ -142,25 +142,25 @@ def register_metrics_logger(kind: MetricsLoggerKind) -> None:
     METRICS_LOGGERS[kind.name] = kind
 
 
-def metrics_loggers() -> list[MetricsLoggerKind]:
+def metrics_loggers() -> list[MetricsLoggerSpec]:
     """Return all metrics loggers, those of plugins last."""
     return list(METRICS_LOGGERS.values())
 
 
-def add_flags(kind: MetricsLoggerKind, group: Any) -> None:
+def add_flags(kind: MetricsLoggerSpec, group: Any) -> None:
     """Add the flags of a metrics logger to a group of an argument parser."""
     for field in dataclasses.fields(kind.config):
         group.add_argument(_flag(kind, field), **field.metadata)
 
 
-def enabling_flag(kind: MetricsLoggerKind) -> str:
+def enabling_flag(kind: MetricsLoggerSpec) -> str:
     """Return the name in args of the flag that enables a metrics logger."""
     return f"{kind.name}_{dataclasses.fields(kind.config)[0].name}"
 
 
 def requested_loggers(
-    args: RunConfig, kinds: Sequence[MetricsLoggerKind] | None = None
-) -> list[tuple[MetricsLoggerKind, Any]]:
+    args: RunConfig, kinds: Sequence[MetricsLoggerSpec] | None = None
+) -> list[tuple[MetricsLoggerSpec, Any]]:
     """Return the metrics loggers, of ``kinds`` or of all, that the flags of a run enable, with their configs."""
     requested = []
     for kind in metrics_loggers() if kinds is None else kinds:
@@ -179,7 +179,7 @@ def open_metrics_loggers(args: RunConfig, iteration: int) -> list[MetricsLogger]
     ]
 
 
-def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | None = None) -> None:
+def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerSpec] | None = None) -> None:
     """Raise a UserError if a metrics logger, of ``kinds`` or of all, is not installed or has nowhere to write.
 
     A flag of a metrics logger that the run does not enable is an error too.
@@ -204,9 +204,9 @@ def check_metrics_loggers(args: RunConfig, kinds: Sequence[MetricsLoggerKind] | 
         check_output_folder(_flag(kind, last), folder, make=False)
 
 
-def _output_folder(kind: MetricsLoggerKind, config: Any, args: RunConfig) -> Path | None:
+def _output_folder(kind: MetricsLoggerSpec, config: Any, args: RunConfig) -> Path | None:
     return kind.location(config, Path(args.save).parent if args.save else None) if kind.location is not None else None
 
 
-def _flag(kind: MetricsLoggerKind, field: dataclasses.Field[Any]) -> str:
+def _flag(kind: MetricsLoggerSpec, field: dataclasses.Field[Any]) -> str:
     return flag_of(f"{kind.name}_{field.name}")

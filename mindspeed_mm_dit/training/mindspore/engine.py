@@ -21,7 +21,7 @@ from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained
 from mindspeed_mm_dit.models.data import with_size
 from mindspeed_mm_dit.training import contract
-from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
+from mindspeed_mm_dit.training.contract import EmaModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.dry_run import example
 from mindspeed_mm_dit.training.mindspore import flat_optimizer
 from mindspeed_mm_dit.training.mindspore.flat_optimizer import group_parameters
@@ -81,20 +81,20 @@ class Engine(contract.Engine):
             part.step(gradient, lr)
         return StepResult(sum(reported) / count, norm)
 
-    def move_power_emas(self, fractions: Sequence[float]) -> None:
+    def update_power_emas(self, fractions: Sequence[float]) -> None:
         for part in self.parts:
-            part.optimizer.move_power_emas(fractions)
+            part.optimizer.update_power_emas(fractions)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
         count = runtime.num_microbatches()
         return ops.cat([self._loss.sample_losses(forward_step, batches) for _ in range(count)], 0)
 
     @contextlib.contextmanager
-    def averaged(self, needs_model: bool) -> Iterator[AveragedModel | None]:
+    def ema_weights(self, needs_model: bool) -> Iterator[EmaModel | None]:
         """Let the EMA replace the weights, and yield a model if ``needs_model``; every worker contributes its slice."""
         self._hold("average")
         try:
-            yield AveragedModel.of(self.model, self._predict) if needs_model else None
+            yield EmaModel.of(self.model, self._predict) if needs_model else None
         finally:
             self._hold("weights")
 

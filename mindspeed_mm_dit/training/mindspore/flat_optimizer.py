@@ -21,7 +21,7 @@ from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.runtime import ON_CPU
-from mindspeed_mm_dit.optimizers.contract import STEP, Rule
+from mindspeed_mm_dit.optimizers.contract import STEP, UpdateRule
 from mindspeed_mm_dit.optimizers.contract import Parameter as Declared
 
 
@@ -155,7 +155,7 @@ class ParameterGroup:
     def __init__(
         self,
         names: Sequence[str],
-        rule: Rule,
+        rule: UpdateRule,
         parameters: Mapping[str, Parameter],
         declared: Mapping[str, Declared],
         args: RunConfig,
@@ -259,7 +259,7 @@ class FlatOptimizer(nn.Cell):
 
     def __init__(
         self,
-        rule: Rule,
+        rule: UpdateRule,
         config: Any,
         weights: np.ndarray,
         decay: np.ndarray,
@@ -296,7 +296,7 @@ class FlatOptimizer(nn.Cell):
         change = self._compiled_change(gradient, numbers)
         return self._compiled_take(self._update_matrices(change, numbers), rate)
 
-    def move_power_emas(self, fractions: Sequence[float]) -> None:
+    def update_power_emas(self, fractions: Sequence[float]) -> None:
         """Move each power-function EMA towards the weights, by its fraction in ``fractions``."""
         self._compiled_move(*(Tensor(np.float32(fraction)) for fraction in fractions))
 
@@ -327,7 +327,7 @@ class MatrixUpdates(nn.Cell):
         alike: (n, rows, columns) for the matrices of each shape, in the order of the vector; the rest is padding.
     """
 
-    def __init__(self, rule: Rule, config: Any, alike: Sequence[tuple[int, int, int]]) -> None:
+    def __init__(self, rule: UpdateRule, config: Any, alike: Sequence[tuple[int, int, int]]) -> None:
         super().__init__()
         assert rule.update_matrices is not None
         self.config, self.alike, self._rule_matrices = config, tuple(alike), rule.update_matrices

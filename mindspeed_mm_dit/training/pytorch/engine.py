@@ -21,7 +21,7 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.planning import offloaded_blocks
 from mindspeed_mm_dit.training import contract
-from mindspeed_mm_dit.training.contract import AveragedModel, ForwardStep, StepResult
+from mindspeed_mm_dit.training.contract import EmaModel, ForwardStep, StepResult
 from mindspeed_mm_dit.training.pytorch.offload import BlockOffload
 from mindspeed_mm_dit.training.pytorch.parallel import (
     average_ignored,
@@ -32,12 +32,12 @@ from mindspeed_mm_dit.training.pytorch.parallel import (
     shard,
     unwrap,
 )
-from mindspeed_mm_dit.training.pytorch.stepper import TrainedState
+from mindspeed_mm_dit.training.pytorch.stepper import TrainState
 
 checkpoints: contract.Checkpoints = torch_dcp
 
 
-class Engine(TrainedState, contract.Engine):
+class Engine(TrainState, contract.Engine):
     """The composite spread over the ranks, its optimizer and its EMA."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Engine(TrainedState, contract.Engine):
         self.ema.update()
         return StepResult(torch.stack(reported).mean(), grad_norm)
 
-    def move_power_emas(self, fractions: Sequence[float]) -> None:
+    def update_power_emas(self, fractions: Sequence[float]) -> None:
         self.power_ema.move(fractions)
 
     def eval_step(self, forward_step: ForwardStep, batches: Iterator[Any]) -> Tensor:
@@ -87,9 +87,9 @@ class Engine(TrainedState, contract.Engine):
         return torch.cat(losses)
 
     @contextlib.contextmanager
-    def averaged(self, needs_model: bool) -> Iterator[AveragedModel | None]:
+    def ema_weights(self, needs_model: bool) -> Iterator[EmaModel | None]:
         """Let the EMA replace the weights if ``needs_model``, or if other ranks need this one for it."""
-        is_needed = is_fsdp(self.model) or runtime.data_world_size() < runtime.world_size()
+        is_needed = is_fsdp(self.model) or runtime.data_parallel_size() < runtime.world_size()
         if not (needs_model or is_needed):
             yield None
             return
@@ -102,7 +102,7 @@ class Engine(TrainedState, contract.Engine):
         reshard(self.model)  # a validation may have left the weights gathered
         with self.ema.swapped_in():
             try:
-                yield AveragedModel.of(composite, predict)
+                yield EmaModel.of(composite, predict)
             finally:
                 reshard(self.model)  # else the gathered EMA weights would be trained
 

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, resolve_paths
-from mindspeed_mm_dit.configs.predictor import Parameters
+from mindspeed_mm_dit.configs.predictor import ParameterSpecs
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.low_bit import packed_weights
@@ -138,7 +138,7 @@ def check_paths(config: Fsdp2Config, modules: Mapping[str, nn.Module]) -> None:
                 )
 
 
-def check_recompute(config: Fsdp2Config, parameters: Parameters) -> None:
+def check_recompute(config: Fsdp2Config, parameters: ParameterSpecs) -> None:
     """Raise ConfigError for the kind of recompute that gives no gradient to a module whose inputs have none."""
     before = itertools.takewhile(lambda name: not parameters.block_of(name), parameters)
     if config.recompute_modules and config.use_reentrant and not any(parameters[name].trained for name in before):

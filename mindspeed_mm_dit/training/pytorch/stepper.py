@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from mindspeed_mm_dit.checkpoint import power_ema
 from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.configs.predictor import Parameter as NetworkParameter
+from mindspeed_mm_dit.configs.predictor import ParameterSpec as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework.pytorch.optim import groups, is_sharded, native_optimizer, split_by_kind
-from mindspeed_mm_dit.optimizers.contract import STEP, ChosenOptimizer, Parameter, Rule
+from mindspeed_mm_dit.optimizers.contract import STEP, ConfiguredOptimizer, Parameter, UpdateRule
 from mindspeed_mm_dit.training.contract import RunState
 
 
-class Stepper:
+class OptimizersContainer:
     """The optimizer of a run: PyTorch's own for each rule that has one, else the rule itself.
 
     Args:
@@ -38,7 +38,7 @@ class Stepper:
         self,
         module: nn.Module,
         declared: Mapping[str, Parameter],
-        chosen: ChosenOptimizer,
+        chosen: ConfiguredOptimizer,
         weight_decay: float,
         lr_scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
@@ -95,7 +95,9 @@ class RuleOptimizer(torch.optim.Optimizer):
         matrices: number of matrices in each parameter.
     """
 
-    def __init__(self, config: Any, rule: Rule, groups: list[dict[str, Any]], matrices: Mapping[Tensor, int]) -> None:
+    def __init__(
+        self, config: Any, rule: UpdateRule, groups: list[dict[str, Any]], matrices: Mapping[Tensor, int]
+    ) -> None:
         super().__init__(groups, {"lr": 0.0})
         self._config, self._rule, self._matrices = config, rule, dict(matrices)
 
@@ -124,7 +126,7 @@ class RuleOptimizer(torch.optim.Optimizer):
         _local(p).mul_(1 - lr * decay).sub_(change)
 
 
-def zero_state(p: Tensor, rule: Rule) -> dict[str, Tensor]:
+def zero_state(p: Tensor, rule: UpdateRule) -> dict[str, Tensor]:
     """Return a parameter's state before its first step; PyTorch's fused optimizers count steps on the device."""
     step = torch.zeros((), dtype=torch.float32, device=p.device if rule.pytorch else "cpu")
     return {STEP: step, **{name: torch.zeros_like(p) for name in rule.state}}
@@ -155,7 +157,7 @@ def _part(whole: Tensor, p: Any) -> Tensor:
     return alike.redistribute(placements=p.placements).to_local().to(_local(p).device)
 
 
-class MovingAverage:
+class ExponentialMovingAverage:
     """EMA in float32: average <- decay * average + (1 - decay) * weights, after every optimizer step."""
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
@@ -200,7 +202,7 @@ class PowerEmas:
     """``count`` power-function EMAs (``checkpoint/power_ema.py``)."""
 
     def __init__(self, parameters: Mapping[str, Tensor], count: int) -> None:
-        self._averages = [MovingAverage(parameters, decay=0.0) for _ in range(count)]
+        self._averages = [ExponentialMovingAverage(parameters, decay=0.0) for _ in range(count)]
 
     def move(self, fractions: Sequence[float]) -> None:
         """Move each EMA towards the present weights, by its fraction in ``fractions``."""
@@ -218,7 +220,7 @@ class PowerEmas:
         return {name: dict(average.averages) for name, average in zip(names, self._averages)}
 
 
-class TrainedState(RunState):
+class TrainState(RunState):
     """A predictor spread over the ranks, its optimizer and its EMAs, which begin with its weights.
 
     declared: the config's declaration of each parameter. lr_scales: factors of the learning rate, for some parameters.
@@ -232,9 +234,11 @@ class TrainedState(RunState):
         lr_scales: Mapping[str, float] | None = None,
     ) -> None:
         self.predictor = predictor
-        self.optimizer = Stepper(predictor, declared, args.chosen_optimizer(), args.weight_decay, lr_scales or {})
+        self.optimizer = OptimizersContainer(
+            predictor, declared, args.chosen_optimizer(), args.weight_decay, lr_scales or {}
+        )
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
-        self.ema = MovingAverage(trained, args.ema_decay)
+        self.ema = ExponentialMovingAverage(trained, args.ema_decay)
         self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
         self._declared = declared
 

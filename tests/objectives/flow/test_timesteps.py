@@ -84,7 +84,7 @@ def test_heun_ends_where_the_score_is_known():
         check_heun_end(FlowMatchingConfig(), sde_times(FlowMatchingConfig(), 4, last), last)
     none = DiffusionCoefficient(last_step=None)
     for config in (FlowMatchingConfig(), FlowMatchingConfig(prediction_type="data")):
-        with pytest.raises(ConfigError, match=r"--last-step = None.*sde-heun needs the score at t = 1, where"):
+        with pytest.raises(ConfigError, match=r"--last-step = None.*sde-heun.*the score at t = 1"):
             check_heun_end(config, sde_times(config, 4, none), none)
     with pytest.raises(ConfigError, match=r"diffusion\.sample_schedule = "):
         sde_times(FlowMatchingConfig(sample_schedule=next(iter(PUBLISHED))), 4, DiffusionCoefficient())
@@ -131,22 +131,20 @@ def test_losses_of_noise_weigh_as_the_velocities_they_imply():
 @pytest.mark.parametrize(("settings", "named"), [
     ({"mode_scale": 2.0}, "diffusion.mode_scale = 2.0"),
     ({"dynamic_shift": "flux", "shift": 3.0}, "diffusion.shift = 3.0.*contradicts dynamic_shift = flux"),
-    ({"prediction_type": "noise", "loss_weight": "cosmap"}, "'cosmap': is for predicted velocities"),
-    ({"path": "gvp", "loss_weight": "cosmap"}, "'cosmap': needs path 'linear'"),
-    ({"loss_weight": "sigma_sqrt", "train_eps": 0.0}, "diffusion.train_eps = 0.*the loss is infinite"),
+    ({"prediction_type": "noise", "loss_weight": "cosmap"}, "'cosmap' is for predicted velocities"),
+    ({"path": "gvp", "loss_weight": "cosmap"}, "'cosmap' needs path 'linear'"),
+    ({"loss_weight": "sigma_sqrt", "train_eps": 0.0}, "diffusion.train_eps = 0 .*the loss infinite"),
     ({"shift": 0.0}, "diffusion.shift = 0.0"),
     ({"shift": float("inf")}, "diffusion.shift = inf"),
     ({"logit_std": -1.0}, "diffusion.logit_std = -1.0"),
     ({"train_eps": 0.5}, "diffusion.train_eps = 0.5"),
     ({"sample_eps": -0.1}, "diffusion.sample_eps = -0.1"),
     ({"loss_weight": "likelihood"}, "diffusion.loss_weight = 'likelihood'"),
-    ({"shift": 1e30}, "diffusion.shift = 1e"),
     ({"logit_mean": -1e9}, "diffusion.logit_mean = -1000000000.0"),
     ({"logit_std": 1e300}, "diffusion.logit_std = 1e"),
-    ({"path": "vp", "train_eps": 0.0}, "diffusion.train_eps = 0.*the loss is infinite"),
+    ({"path": "vp", "train_eps": 0.0}, "diffusion.train_eps = 0 .*the loss infinite"),
     ({"prediction_type": "noise", "loss_weight": "velocity", "train_eps": 1e-9}, "diffusion.train_eps = 1e-09"),
     ({"prediction_type": "noise", "sample_eps": 0.0}, "diffusion.sample_eps = 0.*the velocity"),
-    ({"path": "gvp", "prediction_type": "score", "sample_eps": 0.0}, "diffusion.sample_eps = 0.*the velocity"),
     ({"prediction_type": "data", "path": "gvp"}, "needs path 'linear'"),
     ({"prediction_type": "data", "loss_weight": "velocity"}, "has no effect on prediction_type 'data'"),
     ({"prediction_type": "noise", "cosine_loss": True}, "compares velocities"),
@@ -193,7 +191,7 @@ def drawn(objective):
 @pytest.mark.parametrize("noise_scale", [1.0, 2.0])
 def test_loss_of_predicted_data_is_that_of_its_velocity(noise_scale):
     of_data, of_velocity = process(prediction_type="data", noise_scale=noise_scale), process(noise_scale=noise_scale)
-    x_t = of_data.noised(X, *drawn(of_data))
+    x_t = of_data.add_noise(X, *drawn(of_data))
     error = of_data.velocity(TRUE, x_t, T) - of_data.velocity(X, x_t, T)
     losses = of_data.loss(TRUE, X, x_t, *drawn(of_data))
     torch.testing.assert_close(losses, (error**2).flatten(1).mean(1))
@@ -212,7 +210,7 @@ def test_velocity_of_predicted_data_is_held_back_at_little_noise():
 def test_noise_of_another_size_keeps_velocity_and_score_of_one_path(prediction):
     """Of a known x_t, whatever is predicted: the same velocity, and the score -noise / sigma."""
     objective, t = process(prediction_type=prediction, noise_scale=3.0), T[:3]
-    x_t = objective.noised(X, *drawn(objective))[:3]
+    x_t = objective.add_noise(X, *drawn(objective))[:3]
     sigma = torch.from_numpy(3.0 * (1 - t))[:, None, None, None]
     score, velocity = -NOISE[:3] / sigma, X[:3] - 3.0 * NOISE[:3]
     answer = {"velocity": velocity, "noise": NOISE[:3], "score": score, "data": X[:3]}[prediction]

@@ -107,7 +107,7 @@ def test_losses_and_gradients_keep_their_digits_at_every_timestep(framework, pre
     size = 0.5 * scale.astype(np.float32)[:, None, None, None]
     prediction = {"epsilon": noise, "sample": x_start, "v_prediction": ops.numpy(diffusion.velocity(*given))}
     output = np.concatenate([prediction[prediction_type] + size * error, fraction], 1)
-    x_t = diffusion.noised(*given)
+    x_t = diffusion.add_noise(*given)
 
     def loss(output):
         return diffusion.loss(output, given[0], x_t, given[1], given[2])

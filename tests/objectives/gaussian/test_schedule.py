@@ -140,7 +140,7 @@ def batch():
 def test_perfect_network_has_no_simple_loss_and_gives_back_x0(prediction_type, batch):
     x_start, noise = batch
     diffusion = process(prediction_type, "fixed_small")
-    x_t = diffusion.noised(x_start, T, noise)
+    x_t = diffusion.add_noise(x_start, T, noise)
     perfect = {"epsilon": noise, "sample": x_start, "v_prediction": diffusion.velocity(x_start, T, noise)}
     assert diffusion.loss(perfect[prediction_type], x_start, x_t, T, noise).abs().max() == 0
     recovered = diffusion.predict(perfect[prediction_type], x_t, T).x_start[:3]
@@ -151,7 +151,7 @@ def test_perfect_network_has_no_simple_loss_and_gives_back_x0(prediction_type, b
 def test_the_bound_does_not_train_the_mean(batch):
     x_start, noise = batch
     diffusion = process()
-    x_t = diffusion.noised(x_start, T, noise)
+    x_t = diffusion.add_noise(x_start, T, noise)
     output = torch.zeros(4, 8, 8, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(diffusion.variational_bound(output, x_start, x_t, T, noise).sum(), output)
     assert gradient[:, :4].abs().max() == 0
@@ -186,5 +186,5 @@ def test_losses_have_closed_forms():
 
 
 def test_x_t_is_the_published_one(golden):
-    x_t = process().noised(*(torch.from_numpy(golden[key]) for key in ("x0", "t", "noise")))
+    x_t = process().add_noise(*(torch.from_numpy(golden[key]) for key in ("x0", "t", "noise")))
     np.testing.assert_allclose(x_t.numpy(), golden["x_t"], rtol=1e-6, atol=1e-6)

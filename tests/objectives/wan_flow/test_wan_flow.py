@@ -83,7 +83,7 @@ def test_a_perfect_velocity_has_no_loss_and_the_weight_is_the_rows(framework):
     x = np.random.default_rng(1).standard_normal(START.shape).astype(np.float32)
     drawn = batch(config, np.array([1, 500, 999]), START)
     given = [ops.tensor(drawn[name]) for name in process.draw_names]
-    noised = ops.numpy(process.noised(ops.tensor(x), *given))
+    noised = ops.numpy(process.add_noise(ops.tensor(x), *given))
     sigma = drawn["coefficients"][:, 0].reshape(3, 1, 1, 1, 1)
     np.testing.assert_allclose(noised, (1 - sigma) * x + sigma * START, rtol=1e-5, atol=1e-6)
     losses = [
@@ -192,16 +192,15 @@ def test_the_network_is_told_the_times_it_was_trained_at(framework):
     ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 0.5}, "leave none of 1000 timesteps"),
     ({"min_timestep_boundary": 0.5, "max_timestep_boundary": 1.5}, "0 <= min < max <= 1"),
     ({"timestep_window": [0.5, 0.5]}, "timestep_window"),
-    ({"max_timestep_boundary": 1e308}, "leave none of 1000 timesteps"),
     ({"timestep_window": [0.5]}, "must be a list of 2"),
     ({"timestep_window": [0.99999, 0.999999]}, "leaves none of 1000 timesteps"),
     ({"timestep_window": [0.0, 0.5], "max_timestep_boundary": 0.3}, "leaves none of 1000 timesteps"),
-    ({"timestep_per": "batch"}, "expected 'sample' or 'micro_batch'"),
+    ({"timestep_per": "batch"}, "timestep_per = 'batch' must be 'sample' or 'micro_batch'"),
     ({"inverse_timesteps": True}, "unknown key"),
 ])  # fmt: skip
 def test_settings_that_make_no_table_are_refused(wrong, words):
     TUTORIAL.check_output(16, 16)
-    with pytest.raises(ConfigError, match="predictor: 32 channels of output"):
+    with pytest.raises(ConfigError, match="32 output channels"):
         TUTORIAL.check_output(16, 32)
     with pytest.raises(ConfigError, match=words):
         from_mapping(WanFlowConfig, wrong, "model.json: diffusion")

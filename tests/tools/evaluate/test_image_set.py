@@ -34,12 +34,12 @@ def test_npz_is_read_a_batch_at_a_time(tmp_path, save):
 
 def test_arrays_that_cannot_be_scored_are_refused(tmp_path):
     for words, arrays in {
-        "dtype float32": {"arr_0": IMAGES.astype(np.float32)},
-        r"shape \(6, 6, 3\)": {"arr_0": IMAGES[0]},
-        r"shape \(10, 3, 6, 6\)": {"arr_0": IMAGES.transpose(0, 3, 1, 2).copy()},
-        r"shape \(0, 6, 6, 3\)": {"arr_0": IMAGES[:0]},
+        "arr_0 must be uint8, and is float32": {"arr_0": IMAGES.astype(np.float32)},
+        r"arr_0 .* has \(6, 6, 3\)": {"arr_0": IMAGES[0]},
+        r"arr_0 .* has \(10, 3, 6, 6\)": {"arr_0": IMAGES.transpose(0, 3, 1, 2).copy()},
+        r"arr_0 .* has \(0, 6, 6, 3\)": {"arr_0": IMAGES[:0]},
         "Fortran": {"arr_0": np.asfortranarray(IMAGES)},
-        "arrays of Python objects": {"arr_0": np.array([None])},
+        "arr_0 holds Python objects": {"arr_0": np.array([None])},
         r"arr_1.*\(9,\)": {"arr_0": IMAGES, "arr_1": np.arange(9)},
         "float64": {"arr_0": IMAGES, "arr_1": np.zeros(10)},
         "arr_1.* -1": {"arr_0": IMAGES, "arr_1": np.arange(10) - 1},
@@ -64,14 +64,14 @@ def test_npz_that_is_cut_short_is_refused(tmp_path):
     path.write_bytes(b"PK")
     with pytest.raises(DataError, match=r"is no \.npz"):
         open_image_set("--samples", path)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match=r"--samples = .*none\.npz does not exist"):
         open_image_set("--samples", tmp_path / "none.npz")
     path = saved(tmp_path, **STATISTICS, **SPATIAL)
     content = bytearray(path.read_bytes())
     start = content.index(b"\x93NUMPY")
     content[start : start + 6] = b"broken"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="mu: cannot be read"):
+    with pytest.raises(DataError, match="mu cannot be read"):
         open_image_set("--reference", path)
 
 
@@ -81,7 +81,7 @@ def test_flipped_bit_is_refused_before_an_image_is_read(tmp_path, save):
     content = bytearray((tmp_path / "set.npz").read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / "set.npz").write_bytes(content)
-    with pytest.raises(DataError, match="arr_0: is damaged"):
+    with pytest.raises(DataError, match="arr_0 is damaged"):
         open_image_set("--samples", tmp_path / "set.npz")
 
 
@@ -125,12 +125,12 @@ def test_folders_that_cannot_be_scored_are_refused(tmp_path):
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
     images = open_image_set("--samples", tmp_path)
     (tmp_path / "a.png").unlink()
-    with pytest.raises(DataError, match=r"a.png: does not exist"):
+    with pytest.raises(DataError, match=r"a\.png does not exist"):
         next(iter(images.batches(1)))
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
     for name, content in (("b", b""), ("c", b"no image")):
         (tmp_path / f"{name}.png").write_bytes(content)
-    with pytest.raises(DataError, match=r"b\.png.*2 of 3 images"):
+    with pytest.raises(DataError, match=r"2 of 3 images.*b\.png"):
         open_image_set("--reference", tmp_path)
 
 

@@ -182,7 +182,7 @@ def test_file_that_another_process_fetches_is_named(hub, tmp_path, capsys):
     with open(part, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["get", "net"]) == 2
-    assert capsys.readouterr().err.startswith(f"PlatformError: {part.relative_to(tmp_path)}: ")
+    assert capsys.readouterr().err.startswith(f"PlatformError: {part.relative_to(tmp_path)} is being fetched")
 
 
 def with_file(**stated):

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.configs.fsdp2 import load_fsdp2_config, resolve_paths
 from mindspeed_mm_dit.models.dit import DiT
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import muon
-from mindspeed_mm_dit.optimizers.contract import ChosenOptimizer
+from mindspeed_mm_dit.optimizers.contract import ConfiguredOptimizer
 from mindspeed_mm_dit.optimizers.registry import ADAMW
 from mindspeed_mm_dit.planning import Placement, model_flop_utilization, optimizer_bytes, peak_tflops
 from mindspeed_mm_dit.tools.planning import recommend as recommendation
@@ -165,7 +165,7 @@ def test_state_and_traffic_of_muon_are_planned(preset):
     shapes = {name: p for name, p in parameters_of(model.predictor).items() if p.trained}
     matrices = sum(math.prod(p.shape) for p in shapes.values() if p.matrices)
     everything = sum(math.prod(p.shape) for p in shapes.values())
-    chosen = ChosenOptimizer("muon", muon.MuonConfig(), muon.MUON)
+    chosen = ConfiguredOptimizer("muon", muon.MuonConfig(), muon.MUON)
     assert optimizer_bytes(parameters_of(model.predictor), chosen) == 4 * matrices + 8 * (everything - matrices)
     assert optimizer_bytes(parameters_of(model.predictor), ADAMW) == 8 * everything
     sent = [traffic(model, Placement(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]

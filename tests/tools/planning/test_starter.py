@@ -118,8 +118,8 @@ def test_batches_are_shared_equally_and_accumulated():
 @pytest.mark.parametrize(("message", "arguments"), [
     ("--image-size = 33", (PETS, cpu(), None, 33)),
     ("--image-size = 100", (PETS, gpus(), VAE, 100)),
-    ("3 to train on", (ImageFacts(3, 1, 64, False), gpus(4))),
-    ("360 to train on", (PETS, gpus(380))),
+    ("3 images.* 4 devices", (ImageFacts(3, 1, 64, False), gpus(4))),
+    ("360 images.* 380 devices", (PETS, gpus(380))),
     ("--device-memory-gib = 0.1", (PETS, gpus(1, 0.1), VAE)),
 ])  # fmt: skip
 def test_images_and_machines_that_do_not_go_together_are_refused(arguments, message):

@@ -69,7 +69,7 @@ FAULTS = {
         "grad_norm = self._clip()\n    average_ignored(self.model)", "gradient/", GRADIENTS),
     "no clipping": Fault(CLIPPING, "training.pytorch.engine:Engine._clip", ".clamp(max=1.0)", ".clamp(min=1.0)",
         "gradient/", GRADIENTS),
-    "seeds by rank": Fault(SHARDED, "training.batches:train_valid_streams", "args.mm.data_set",
+    "seeds by rank": Fault(SHARDED, "training.contract:train_valid_streams", "args.mm.data_set",
         "type(args.mm.data_set)(args.mm, args.seed + runtime.rank())", "gradient/", "forward: the data: input 0"),
     "a norm in bf16": Fault(
         REPLICATED, "models.dit:DiTBlock.forward", "self.norm2(x)", "self.norm2(x.bfloat16()).float()",
@@ -83,7 +83,7 @@ FAULTS = {
     "the backward of a layer on MindSpore": Fault(
         PYNATIVE, "models.dit:Mlp.forward", "self.fc1(x)", "self.fc1(x * 1.01 - ops.stop_gradient(x) * 0.01)",
         "gradient/", "backward: module blocks.1.mlp"),
-    "label dropped twice": Fault(REPLICATED, "data.conditions.plain:PlainCollator._drops", "self._condition.dropout)",
+    "label dropped twice": Fault(REPLICATED, "data.conditions:PlainCollator._drops", "self._condition.dropout)",
         "1 - (1 - self._condition.dropout) ** 2)", "gradient/y_embedder.embedding_table.weight",
         "forward: the data: input 2"),
     "EMA moved before the step": Fault(SHARDED, STEP, "self.optimizer.step(lr)\n    self.ema.update()",
@@ -106,7 +106,7 @@ FAULTS = {
         REPLICATED, "models.dit:token_norm", "eps=1e-6, elementwise_affine=False", "eps=1e-5, elementwise_affine=False",
         "gradient/blocks.0.", "forward: module blocks.0.norm1"),
     "LoRA scale twice": Fault(
-        ADAPTED, "models.lora:LoraLinear.forward", "self.scale * change", "self.scale**2 * change",
+        ADAPTED, "models.layers:LoraLinear.forward", "self.scale * change", "self.scale**2 * change",
         "gradient/blocks.", "forward: module t_embedder.mlp.0"),
     "RoPE's offset on the second rank": Fault(
         ULYSSES, "models.layers:self_attention", "q, k, v = ops.tokens_to_heads(q)",

@@ -134,10 +134,10 @@ def test_module_without_gradient_is_named(framework, given, place):
 
 
 @pytest.mark.parametrize(("change", "other", "words"), [
-    (math.nan, {}, "proves nothing; forward: the data: input x"),
-    pytest.param(1e30, {}, "proves nothing; forward: module", marks=pytest.mark.pytorch),
+    (math.nan, {}, r"proves nothing \(forward: the data: input x"),
+    pytest.param(1e30, {}, r"proves nothing \(forward: module blocks.0.norm1", marks=pytest.mark.pytorch),
     (1.0, {"output": lambda x: ops.permute(x, (0, 2, 1)), "loss": lambda x: (x * x).mean()},
-     r"output: mine gives \(3, 4, 6\), theirs \(3, 6, 4\)"),
+     r"mine has shape \(3, 4, 6\), .* theirs \(3, 6, 4\)"),
 ])  # fmt: skip
 def test_inputs_that_prove_nothing_are_refused(framework, given, change, other, words):
     with pytest.raises(UserError, match=words):

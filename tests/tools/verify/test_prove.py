@@ -23,6 +23,7 @@ from mindspeed_mm_dit.tools.verify.prove import LAYOUTS, CrashedLayout, Layout, 
 from mindspeed_mm_dit.tools.verify.table import Finding
 from tests.clips_fixtures import clip_configs, write_clips
 from tests.conftest import ROOT
+from tests.contract.plants import AVERAGE
 from tests.external import plugin
 from tests.external.source import write_turned
 from tests.mindspore.launch import PYTHON, needs_mindspore
@@ -30,7 +31,7 @@ from tests.tools.tables import refusals
 from tests.tools.verify.campaign import PYTHONS, called_wrong, config_folder, truths_here
 from tests.tools.verify.foreign import rows
 from tests.tools.verify.forked_tasks import run_tasks
-from tests.tools.verify.plants import DEVICE, FAULTS, ULYSSES
+from tests.tools.verify.plants import DEVICE, FAULTS, ULYSSES, planted
 from tests.training.launch import Configs, mm_dit
 
 ABOUT = {"config": "mine", "model": "whole: 1,234 parameters", "data": "<b>digits</b>"}
@@ -116,6 +117,13 @@ def assert_named(name, found):
     assert (found.word, found.named[: len(named)], found.location[: len(where)]) == ("FAIL", named, where)
 
 
+@pytest.mark.pytorch
+def test_every_fault_has_its_line(framework):
+    for fault in (*FAULTS.values(), AVERAGE):
+        with planted(fault):
+            pass
+
+
 @pytest.mark.extended
 @pytest.mark.ranks
 def test_fault_of_ranks_that_share_a_sample_is_found(clips, tmp_path):
@@ -174,8 +182,8 @@ def test_right_step_passes_in_every_layout(digits, tmp_path, capsys, monkeypatch
 
 @refusals("""
 nowhere | CONFIG = nowhere
-examples/dit --layouts FSPD2 | --layouts FSPD2
-examples/dit/digits_flow --layouts device | --layouts device
+examples/dit --layouts FSPD2 | --layouts = FSPD2
+examples/dit/digits_flow --layouts device | --layouts = device
 examples/dit --steps 0
 examples/dit --steps 1000000000
 examples/dit --output proof.pdf
@@ -200,7 +208,7 @@ def test_missing_data_and_too_little_memory_are_refused(digits, tmp_path, capsys
     assert "gone" in capsys.readouterr().err
     monkeypatch.setattr(proof, "host_memory_bytes", lambda: 2**20)
     assert main(["prove", str(digits), "--full"]) == 2
-    assert "leave --full" in capsys.readouterr().err
+    assert "Leave out --full" in capsys.readouterr().err
 
 
 def test_narrowed_model_has_the_parameters_of_the_whole(tmp_path):

@@ -120,8 +120,8 @@ def test_trace_changes_no_number_of_the_run(framework, tmp_path):
 
 @pytest.mark.pytorch
 def test_traces_that_cannot_be_compared_are_refused(framework, right, tmp_path):
-    for words, other in (("inputs", {"loop": Loop(seed=40)}), ("x_embedder.weight", {"seed": 1})):
-        with pytest.raises(UserError, match=f"are steps of other .*{words}"):
+    for words, other in (("no input in common", {"loop": Loop(seed=40)}), ("different weights, such as", {"seed": 1})):
+        with pytest.raises(UserError, match=words):
             compare_traces(right, recorded(framework, tmp_path / words, **other))
     damaged = shutil.copytree(right, tmp_path / "w")
     file = next(damaged.glob("*.safetensors"))

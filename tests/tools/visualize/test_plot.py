@@ -5,7 +5,7 @@ from PIL import Image
 from mindspeed_mm_dit.cli.main import main
 from mindspeed_mm_dit.tools.visualize.plot import Curve, draw_losses, parse_losses, read_curve
 from mindspeed_mm_dit.training.log import RunLog, StepRecord
-from mindspeed_mm_dit.training.loggers.boards import Scalars
+from mindspeed_mm_dit.training.loggers.boards import TensorBoardLogger
 
 OURS = (
     " [2026-11-20 20:41:35] iteration        1/       5 | consumed samples:            4 | elapsed time per iteration "
@@ -48,7 +48,7 @@ def test_logs_and_flags_that_cannot_be_plotted_are_refused(tmp_path, capsys):
 
 def test_runs_of_every_kind_are_drawn(tmp_path, capsys):
     board = tmp_path / "tensorboard"
-    log = RunLog(prints=True, metrics_loggers=[Scalars(str(board), 0)], train_iters=3, iteration=0)
+    log = RunLog(prints=True, metrics_loggers=[TensorBoardLogger(str(board), 0)], train_iters=3, iteration=0)
     for step in (1, 2, 3):
         log.record(StepRecord(step, 3, step, 1.0, 1e-3, 1, 1.0 / step, 1.0, 0))
     log.close()

@@ -136,7 +136,7 @@ class SoRADiffusion:
         t, noise, *rest = (draws[name].to(x_start.device) for name in names)
         self._draws = (t.reshape(-1), noise, *rest)
         self.process.to(x_start.device)  # not a submodule of SoRAModel, which would cast or empty its tables
-        return self.process.noised(x_start, *self._draws), noise, self._draws[0]
+        return self.process.add_noise(x_start, *self._draws), noise, self._draws[0]
 
     def training_losses(
         self, model_output: Tensor, x_start: Tensor, x_t: Tensor, noise: Tensor, t: Tensor, **_: Any

@@ -14,7 +14,7 @@ from mindspeed_mm_dit.errors import PlatformError, UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.framework.exits import end
-from mindspeed_mm_dit.hosts.registry import HostKind, HostMatch
+from mindspeed_mm_dit.hosts.registry import HostMatch, HostSpec
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import is_installed, tools_json
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.commandline import uses_mindspore
 from mindspeed_mm_dit.integrations.mindspeed_mm.megatron.contract import check_host
@@ -75,7 +75,7 @@ def needs(argv: Sequence[str]) -> None:
     check_host(uses_mindspore(argv))
 
 
-KIND = HostKind(  # PyTorch for MindSpore too: there `torch` is MSAdapter
+KIND = HostSpec(  # PyTorch for MindSpore too: there `torch` is MSAdapter
     NAME,
     lambda argv: lazy_module("mindspeed_mm_dit.integrations.mindspeed_mm.megatron.attach").attach(argv),
     recognised,

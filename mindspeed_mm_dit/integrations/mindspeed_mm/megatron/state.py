@@ -27,7 +27,7 @@ from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.optimizers import adam
 from mindspeed_mm_dit.optimizers.contract import STEP
 from mindspeed_mm_dit.training.data_set import check_classes
-from mindspeed_mm_dit.training.pytorch.stepper import MovingAverage
+from mindspeed_mm_dit.training.pytorch.stepper import ExponentialMovingAverage
 from mindspeed_mm_dit.training.resume import changes, format_changes, run_facts
 
 MAY_BE_PICKLED = (
@@ -101,7 +101,7 @@ class RunState:
         """Bring the EMA up to date and return it, by the name of the weight."""
         if self.average is None:
             return {}
-        self.average.catch_up()
+        self.average.flush()
         return self.average.averages
 
     def _hook_into_the_optimizer(self) -> None:
@@ -146,7 +146,7 @@ class RunState:
             self.average.is_due = True
 
 
-class HostedEma(MovingAverage):
+class HostedEma(ExponentialMovingAverage):
     """An EMA that is updated when the next step begins or a checkpoint is written.
 
     During the optimizer's step, Megatron may not yet have copied its float32 weights to the model.
@@ -156,7 +156,7 @@ class HostedEma(MovingAverage):
         super().__init__(parameters, decay)
         self.is_due = False
 
-    def catch_up(self) -> None:
+    def flush(self) -> None:
         """Update the averages if the optimizer has stepped since the last call."""
         if self.is_due:
             self.is_due = False

@@ -13,7 +13,7 @@ from mindspeed_mm_dit.errors import UserError
 from mindspeed_mm_dit.framework import activate
 from mindspeed_mm_dit.framework.contract import lazy_module
 from mindspeed_mm_dit.framework.exits import exits_on_sigint, process_files
-from mindspeed_mm_dit.hosts.registry import HostKind, HostMatch
+from mindspeed_mm_dit.hosts.registry import HostMatch, HostSpec
 from mindspeed_mm_dit.integrations.mindspeed_mm.installed import folders, is_installed
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.contract import KNOWN_TORCH, NAME, check_engine
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import PLUGIN
@@ -64,7 +64,7 @@ def torch_version() -> str:
 
 _PACKAGE = "mindspeed_mm_dit.integrations.mindspeed_mm.native"
 
-KIND = HostKind(
+KIND = HostSpec(
     NAME,
     lambda argv: lazy_module(f"{_PACKAGE}.host").attach(),
     recognised,

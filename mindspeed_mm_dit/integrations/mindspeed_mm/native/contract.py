@@ -60,9 +60,10 @@ def check_engine(what: str = f"--host = {NAME}") -> None:
     mindspeed = package_folder("mindspeed")
     missing = [name for name in ("mindspeed_mm", "mindspeed") if package_folder(name) is None]
     if missing or mindspeed is None:
+        instead = ", or leave --host out" if what.startswith("--host") else ""
         raise PlatformError(
-            f"{what} needs {' and '.join(missing)}, which cannot be found. Install MindSpeed-MM (it is not on PyPI), "
-            "or leave --host out."
+            f"{what} needs {' and '.join(missing)}, which cannot be found. Install MindSpeed-MM (it is not on PyPI)"
+            f"{instead}."
         )
     if not trainer_script().is_file():
         raise PlatformError(

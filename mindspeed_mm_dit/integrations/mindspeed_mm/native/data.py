@@ -70,8 +70,10 @@ def datasets(dataset_param: Mapping[str, Any], **_: Any) -> tuple[Batches, Batch
     training = Batches(train, data.num_train, None)
     if valid is None:
         return training, None
-    rounds = flags.eval_iters * flags.global_batch_size // flags.micro_batch_size // runtime.data_world_size()
-    held_out = Batches(valid, data.num_valid, rounds)
+    num_microbatches = (
+        flags.eval_iters * flags.global_batch_size // flags.micro_batch_size // runtime.data_parallel_size()
+    )
+    held_out = Batches(valid, data.num_valid, num_microbatches)
     return (held_out, None) if dataset_param.get("mm_data") == flags.mm_valid_data else (training, held_out)
 
 

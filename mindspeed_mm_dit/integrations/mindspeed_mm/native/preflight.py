@@ -14,7 +14,7 @@ from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.hosts.preflight import check_configs, check_outputs, host_facts, log_data_set
 from mindspeed_mm_dit.integrations.formats.families import FAMILIES
 from mindspeed_mm_dit.integrations.mindspeed_mm.native.settings import DATA_ID, HF, lookup, written
-from mindspeed_mm_dit.models.meta import adapters_of, parameters_of
+from mindspeed_mm_dit.models.meta import lora_specs, parameters_of
 from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.training.loggers import boards
 from mindspeed_mm_dit.training.loggers.registry import check_metrics_loggers
@@ -102,7 +102,7 @@ def check(read: Any, flags: RunConfig, fsdp2: Fsdp2Config | None) -> MultiModalA
     bf16 = flags.bf16 and fsdp2 is None  # (with FSDP2 the yaml's param_dtype decides)
     mm = check_configs(dataclasses.replace(flags, bf16=bf16), host, fsdp2, run_tuning(flags, flags.init_from))
     check_restorable(dataclasses.replace(flags, mm=mm))
-    if read.training.save_format == HF and mm.model.predictor.model_id not in FAMILIES and not adapters_of(mm.model):
+    if read.training.save_format == HF and mm.model.predictor.model_id not in FAMILIES and not lora_specs(mm.model):
         raise ConfigError(
             f"training.save_format = hf is not possible, as diffusers has no {mm.model.predictor.model_id}. Drop it; "
             "mm-dit convert makes a .safetensors."
@@ -194,9 +194,9 @@ def _check_patterns(read: Any, mm: MultiModalArguments) -> None:
                 "Write several patterns."
             ) from None
     targets = read.training.lora.target_modules
-    if adapters_of(mm.model) and not match_target_modules(predictor, targets):
+    if lora_specs(mm.model) and not match_target_modules(predictor, targets):
         raise ConfigError(
             f"training.lora.target_modules = {targets} matches no module for the engine, which supports neither "
             "numbers in braces there nor sets like attention. Also name one of the layers in full: "
-            f"{next(iter(adapters_of(mm.model)))}."
+            f"{next(iter(lora_specs(mm.model)))}."
         )

@@ -45,9 +45,15 @@ from mindspeed_mm_dit.training.flags import parse as parse_flags
 from mindspeed_mm_dit.training.loggers import boards
 from mindspeed_mm_dit.training.loop import LearningRate
 from mindspeed_mm_dit.training.progress import Progress, locked_save_folder, open_progress
-from mindspeed_mm_dit.training.pytorch.stepper import TrainedState
-from mindspeed_mm_dit.training.resume import InitialWeights, ResumePoint, find_resume_point, first_weights, print_rank_0
-from mindspeed_mm_dit.training.signals import Stop, StopRequest
+from mindspeed_mm_dit.training.pytorch.stepper import TrainState
+from mindspeed_mm_dit.training.resume import (
+    InitialWeights,
+    ResumePoint,
+    find_resume_point,
+    print_rank_0,
+    read_initial_weights,
+)
+from mindspeed_mm_dit.training.signals import StopReason, StopRequest
 
 
 def parse(argv: Sequence[str], world_size: int) -> RunConfig:
@@ -97,7 +103,7 @@ def as_text(content: dict[str, Any]) -> str:
     return yaml.safe_dump(content, sort_keys=False, width=110)
 
 
-class CheckpointState(TrainedState):
+class CheckpointState(TrainState):
     """The trained state, with an optional dtype for the weights in checkpoints."""
 
     dtype: torch.dtype | None = None
@@ -139,7 +145,7 @@ class Run:
         self._stop = self._run_contexts.enter_context(StopRequest(flags.exit_duration_in_mins))
         self._save_lock = self._run_contexts.enter_context(locked_save_folder(flags))
         self.start = find_resume_point(flags, torch_dcp)
-        self.first = first_weights(flags, self.start)
+        self.first = read_initial_weights(flags, self.start)
         self.flags = dataclasses.replace(flags, mm=dataclasses.replace(flags.mm, base=self.first.base))
 
     @property
@@ -174,7 +180,7 @@ class Run:
         if ended := self._stop.agree():
             self._end(ended)
 
-    def _end(self, ended: Stop) -> NoReturn:
+    def _end(self, ended: StopReason) -> NoReturn:
         """Save this step and exit, because the run was asked to stop."""
         saved = "saving it" if self.flags.save else "nothing is saved without training.save"
         print_rank_0(f"{ended.reason} at iteration {self.progress.iteration}: {saved}")

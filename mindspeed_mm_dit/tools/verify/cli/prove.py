@@ -151,7 +151,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     if args.past:
         return
     if len(args.config) != 1:
-        raise ConfigError("mm-dit prove takes one config folder, or a run by --run. Name one of them.")
+        raise ConfigError("mm-dit prove takes one config folder (CONFIG), or a run by --run. Name one of them.")
     if args.at or args.log or args.card:
         raise ConfigError("--at, --log and --card need a run. Name it by --run.")
     config_folder(args.config[0])

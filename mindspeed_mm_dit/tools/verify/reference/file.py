@@ -122,7 +122,7 @@ def loaded(
     model = network(config)
     runtime.load_arrays(model, weights)
     model = runtime.to_runtime_device(model)
-    return runtime.compiled(model) if compiled else model
+    return runtime.jit_forward(model) if compiled else model
 
 
 def watched(network: Any, run: Callable[[], object]) -> dict[str, Any]:

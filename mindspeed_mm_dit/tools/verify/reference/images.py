@@ -66,7 +66,7 @@ class Point:
     @cached_property
     def x_t(self) -> Tensor:
         """Noised latents (B, C, H, W)."""
-        return self.process.noised(self.x, *self.draws)
+        return self.process.add_noise(self.x, *self.draws)
 
     def target(self) -> Tensor:
         """Return the velocity of a flow's path, (B, C, H, W)."""

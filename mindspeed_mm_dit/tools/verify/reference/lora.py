@@ -27,7 +27,7 @@ from mindspeed_mm_dit.integrations.formats.diffusers_folder import diffusers_fre
 from mindspeed_mm_dit.integrations.formats.families import DIT_RULES
 from mindspeed_mm_dit.integrations.formats.lora_names import diffusers_rules
 from mindspeed_mm_dit.models.dit import DiT, LabelEmbedder
-from mindspeed_mm_dit.models.layers import TimestepEmbedder, unpatchify, with_adapters
+from mindspeed_mm_dit.models.layers import TimestepEmbedder, add_lora, unpatchify
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH
 from mindspeed_mm_dit.tools.verify.reference.file import (
     FORMAT,
@@ -94,9 +94,9 @@ def _from_diffusers(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name if name.startswith(apart) else f"dit.{name}": array for name, array in values.items()}
 
 
-def _per_block_rule(rule: families.Rule) -> families.Rule:
+def _per_block_rule(rule: families.NameRule) -> families.NameRule:
     module, _, layer = rule.original.partition(".")
-    return families.Rule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
+    return families.NameRule(f"{_PER_BLOCK[module]}.*.{layer}", rule.diffusers) if module in _PER_BLOCK else rule
 
 
 class BaseNetwork:
@@ -153,18 +153,18 @@ class BaseNetwork:
         network = self.fresh()
         for _, parameter in network.named_parameters():
             parameter.requires_grad = False
-        with_adapters(network, {f"{self.prefix}{name}": lora for name, lora in adapter.specs().items()})
+        add_lora(network, {f"{self.prefix}{name}": lora for name, lora in adapter.specs().items()})
         values = {name: ops.numpy(p) for name, p in network.named_parameters()}
         values |= {f"{self.prefix}{name}": array for name, array in adapter.arrays().items()}
         runtime.load_arrays(network, values)
-        return runtime.compiled(runtime.to_runtime_device(network))
+        return runtime.jit_forward(runtime.to_runtime_device(network))
 
     def merged(self, adapter: Adapter, strength: float) -> Any:
         """Return the network with ``adapter`` merged into its weights."""
         network = self.fresh()
         values = adapter.merged(self.weights, strength)
         runtime.load_arrays(network, {f"{self.prefix}{name}": array for name, array in values.items()})
-        return runtime.compiled(runtime.to_runtime_device(network))
+        return runtime.jit_forward(runtime.to_runtime_device(network))
 
 
 class WanBase(BaseNetwork):
@@ -233,7 +233,7 @@ class DiTBase(BaseNetwork):
         if missing := [name for name in initial if name not in values and not name.startswith(optional)]:
             raise CheckpointError(f"{folder} lacks {missing[0]}. Copy the folder again.")
         runtime.load_arrays(network, initial | values)  # (positional embeddings and unused embedders keep their values)
-        return runtime.compiled(runtime.to_runtime_device(network))
+        return runtime.jit_forward(runtime.to_runtime_device(network))
 
 
 class LoraValues:
@@ -292,7 +292,7 @@ class LoraValues:
     def without(self, name: str = "") -> Tensor:
         """Return the output of the base."""
         base = self.base(name)
-        return evaluate(base.predict, runtime.compiled(base.fresh()))
+        return evaluate(base.predict, runtime.jit_forward(base.fresh()))
 
     def output(self, name: str) -> Tensor:
         """Return the output of the base with unmerged adapters."""

@@ -320,7 +320,7 @@ class Case:
         self._file, self._x, self.process, self._unconditional = file, x, file.process(name), file.config.num_classes
         times = np.stack([file.arrays["t"], file.arrays["r"]], 1).astype(np.float32)
         self.draws = ops.tensor(times), e, ops.tensor(np.zeros(len(times), np.float32))
-        self.z_t, self.v = self.process.noised(x, *self.draws), e - x
+        self.z_t, self.v = self.process.add_noise(x, *self.draws), e - x
         self.step = OptimizerStep(file.fresh_network, self.losses)
 
     @cached_property

@@ -99,7 +99,7 @@ class Times:
 
     def _x_t(self, process: WanFlow, row: int) -> np.ndarray:
         draws = draws_at(process, row, self.arrays["sched/noise"])
-        return ops.numpy(process.noised(self.arrays.tensor("sched/x0"), *draws))
+        return ops.numpy(process.add_noise(self.arrays.tensor("sched/x0"), *draws))
 
     def _loss(self, process: WanFlow, row: int) -> np.ndarray:
         output, x = self.arrays.tensor("sched/model_output"), self.arrays.tensor("sched/x0")

@@ -310,7 +310,7 @@ class VideoStep:
     @cached_property
     def x_t(self) -> Tensor:
         """Noised latents."""
-        return self._process.noised(self.latents, *self._draws)
+        return self._process.add_noise(self.latents, *self._draws)
 
     def output(self) -> Tensor:
         """Return the network's output before the step."""

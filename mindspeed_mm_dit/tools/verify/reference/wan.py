@@ -234,10 +234,10 @@ class WanFile:
         coefficients = np.stack([sigmas, np.ones_like(sigmas)], 1)
         return [ops.tensor(a) for a in (T * sigmas, self.arrays["train/noise"], coefficients)]
 
-    def noised(self, expert: str = "") -> Tensor:
+    def add_noise(self, expert: str = "") -> Tensor:
         """Return the noised latents."""
         x, draws = self.arrays.tensor("train/x"), self._draws(expert)
-        noised = WanFlow(WanFlowConfig()).noised(x, *draws)
+        noised = WanFlow(WanFlowConfig()).add_noise(x, *draws)
         return ops.cat([x[:, :, :1], noised[:, :, 1:]], 2) if self.by_token else noised
 
     def _predict(self, network: Any, expert: str) -> Tensor:
@@ -246,7 +246,7 @@ class WanFile:
         if self.by_token:
             x = self.arrays["train/x"]
             extra[0] = ops.tensor(_at_first_frame(np.concatenate([np.ones_like(x[:, :1]), x], 1)))
-        return network(self.noised(expert), draws[0], text, *extra)
+        return network(self.add_noise(expert), draws[0], text, *extra)
 
     def trained(self, expert: str = "") -> Tensor:
         """Return the network's output at the noised latents."""
@@ -261,7 +261,7 @@ class WanFile:
         """Return the loss of each sample, (B,); a conditioning frame does not count, unless ``all_frames``."""
         x = self.arrays["train/x"]
         known = None if all_frames or not self.by_token else ops.tensor(_at_first_frame(np.ones_like(x[:, :1])))
-        inputs: list[Tensor] = [self.arrays.tensor("train/x"), self.noised(expert), *self._draws(expert)]
+        inputs: list[Tensor] = [self.arrays.tensor("train/x"), self.add_noise(expert), *self._draws(expert)]
         process: Any = WanFlow(WanFlowConfig())
         return process.loss(self._predict(network, expert), *inputs, known)
 
@@ -316,7 +316,7 @@ WAN = FileKind(
         Quantity(r"tap/(condition_embedder)\.([0-3])", WanFile.tap),
         Quantity(r"tap/(.+)", WanFile.tap),
         *chain_rows("(sample(?:_text_only)?(?:/(?:one_guidance|unipc|with_last_image))?)"),
-        Quantity(f"train/({EXPERTS[1]}/|{EXPERTS[0]}/|)x_t", WanFile.noised),
+        Quantity(f"train/({EXPERTS[1]}/|{EXPERTS[0]}/|)x_t", WanFile.add_noise),
         Quantity(f"train/({EXPERTS[1]}/|{EXPERTS[0]}/|)output", WanFile.trained),
         Quantity("train/loss_all_frames", lambda file: evaluate(file.losses, file.network(), "", True)),
         Quantity(
