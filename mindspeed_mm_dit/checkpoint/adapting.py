@@ -20,6 +20,7 @@ from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.predictor import ParameterSpec, PredictorConfig
 from mindspeed_mm_dit.errors import CheckpointError, UserError
+from mindspeed_mm_dit.framework.low_bit import StoredArray, as_stored
 from mindspeed_mm_dit.models.init import initial_value
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.weight_adapters import AdaptedTensor, SourceTensor, weight_converter_of
@@ -59,7 +60,7 @@ class InitialValue(NamedTuple):
 
     name: str
     value: np.ndarray
-    """float32."""
+    """float32, or as the source stores it if that takes fewer bits."""
     how: str
     """How the tensor of the source was changed; empty if it is unchanged."""
 
@@ -177,11 +178,14 @@ def adapt_weights(
             f"{source.what} does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}. "
             f"Only {', '.join(weight_converter_of(here).adaptable(here))} may differ."
         )
-    return [
-        InitialValue(name, np.asarray(tensor.value, np.float32), tensor.how)
-        for name, tensor in adapted.items()
-        if tensor
-    ]
+    return [InitialValue(name, _with_few_bits(tensor.value), tensor.how) for name, tensor in adapted.items() if tensor]
+
+
+def _with_few_bits(value: np.ndarray) -> np.ndarray:
+    """Return an array as float32, or as it is stored if that takes fewer bits: it is widened when it is used."""
+    stored = as_stored(value)
+    array: Any = np.asarray(value, np.float32) if stored is None else StoredArray(stored)
+    return array  # type: ignore[no-any-return]
 
 
 def base_digest(weights: Mapping[str, np.ndarray]) -> str:

@@ -18,6 +18,8 @@ from mindspeed_mm_dit.errors import CheckpointError
 from mindspeed_mm_dit.models.weight_adapters import weight_converter_of
 
 Arrays = dict[str, np.ndarray]
+"""Tensors by name. Matrices of few bits are ``StoredArray`` (``framework/low_bit.py``), which act as arrays of float32;
+``np.asarray`` makes an array of one."""
 Shapes = dict[str, Shape]
 
 TREES = ("model", "ema", "optimizer")
@@ -47,6 +49,8 @@ class State:
     """Kind of network that the names are almost those of, and its tensor that is missing; None: nothing is missing."""
     is_bfloat16: bool = False
     """Whether the file had most weights in bfloat16, as which they are written again where the format has it."""
+    written_as: str = ""
+    """Format of few bits in which a .safetensors file is to have the weights of linear layers; empty: as numbers."""
     notes: tuple[str, ...] = ()
     """Notes for the user on how it was read, a sentence each."""
 

@@ -5,16 +5,19 @@ A format stores a weight of n numbers in *parts*, arrays by name; all numbers ar
     nf4     codes uint8 (n / 2,): two a byte, the first in the high half; absmax (n / 64,): w = table[code] absmax
             (Dettmers et al. 2023, arXiv 2305.14314). Blocks of 64 run over the flat weight, across rows. Double
             quantisation stores absmax as uint8: absmax = map[code] scale[block of 256] + offset
-    fp8     codes uint8: bits of float8 e4m3 or e5m2; scale, of the whole weight or of each row: w = code scale
-    int8    codes int8; scale as for fp8. If rotated, groups of inputs are multiplied by a Hadamard matrix (ConvRot)
+    fp8     codes uint8: bits of float8 e4m3 or e5m2; scale, of the whole weight, of each row, or of square blocks:
+            w = code scale
+    int8    codes int8; scale as for fp8. zero (out, 1), if there is one, is subtracted from the codes. If rotated,
+            groups of inputs are multiplied by a Hadamard matrix (ConvRot)
     bf16    codes uint8 (2 n,): the upper halves of float32
+    f16     codes uint8 (2 n,): float16
     q8_0 q4_0 q4_1 q5_0 q5_1 q4_k q5_k q6_k     codes uint8 (blocks, bytes of a block), as in GGUF files (llama.cpp)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -92,7 +95,8 @@ class LowBitWeight:
     shape: tuple[int, ...]
     parts: Mapping[str, Array]
     options: tuple[tuple[str, Any], ...] = ()
-    """Settings of the format, by name: ``dtype`` of fp8, ``rotation`` of int8 and fp8, ``block`` of nf4."""
+    """Settings of the format, by name: ``dtype`` of fp8, ``rotation`` of int8 and fp8, ``block`` of nf4, ``square``:
+    side of the blocks that share a scale."""
 
     @property
     def num_bytes(self) -> int:
@@ -100,11 +104,18 @@ class LowBitWeight:
         return sum(int(part.nbytes) for part in self.parts.values())
 
     @property
+    def bytes_of_numbers(self) -> int:
+        """Bytes of the parts that grow with the weight: of all but tables."""
+        return sum(int(part.nbytes) for name, part in self.parts.items() if name not in _TABLES)
+
+    @property
     def _block(self) -> int:
         """Numbers that only go together."""
         options = dict(self.options)
         if self.format == "nf4":
             return int(options.get("block", BLOCK) * options.get("nested_block", 1))
+        if "square" in options:
+            return int(options["square"] * math.prod(self.shape[1:]))
         return FORMATS[self.format].numbers_of_block or 1
 
     def rows(self, begin: int, end: int) -> LowBitWeight | None:
@@ -144,6 +155,9 @@ class StoredArray(NDArrayOperatorsMixin):
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.asarray(self))
+
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice) and key.step in (None, 1) and self.ndim == 2:
             part = self.stored.rows(*key.indices(len(self))[:2])
@@ -155,6 +169,51 @@ class StoredArray(NDArrayOperatorsMixin):
         if name.startswith("__") or name == "stored":
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
+
+
+def as_stored(array: np.ndarray | StoredArray) -> LowBitWeight | None:
+    """Return an array of fewer bits than float32 as it is stored; None if it is another."""
+    if isinstance(array, StoredArray):
+        return array.stored
+    if array.dtype == np.float16:
+        return LowBitWeight("f16", array.shape, {"codes": np.ascontiguousarray(array).reshape(-1).view(np.uint8)})
+    return None
+
+
+def split_rows(array: Any, ends: Iterable[int]) -> list[Any]:
+    """Return the rows of an array before, between and after ``ends``, as they are stored where blocks allow."""
+    begins = [0, *ends]
+    parts = [slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(array)])]
+    if isinstance(array, StoredArray) and not isinstance(array[parts[0]], StoredArray):
+        array = np.asarray(array)  # (once for all parts)
+    return [array[rows] for rows in parts]
+
+
+def join_rows(arrays: Sequence[Any]) -> Any:
+    """Return arrays on top of each other: as they are stored where they share a format, else as numbers."""
+    stored = [array.stored for array in arrays if isinstance(array, StoredArray)]
+    joined = _joined(stored) if len(stored) == len(arrays) else None
+    return np.concatenate([np.asarray(array) for array in arrays]) if joined is None else StoredArray(joined)
+
+
+def _joined(weights: Sequence[LowBitWeight]) -> LowBitWeight | None:
+    first, rows = weights[0], sum(weight.shape[0] for weight in weights)
+    kind = lambda w: (w.format, w.options, w.parts.keys(), w.shape[1:])  # noqa: E731
+    if any(kind(w) != kind(first) or math.prod(w.shape) % w._block for w in weights):
+        return None
+    parts: dict[str, Array] = {}
+    for name, part in first.parts.items():
+        each = [weight.parts[name] for weight in weights]
+        is_scale = name == "scale" and "square" not in dict(first.options)
+        if (name in _TABLES or (is_scale and part.size == 1)) and all(np.array_equal(other, part) for other in each):
+            parts[name] = part
+        elif name in _TABLES:
+            return None
+        else:
+            sides = [(w.shape[0], *(1 for _ in w.shape[1:])) for w in weights]
+            each = [np.broadcast_to(s, side) if is_scale and s.size == 1 else s for s, side in zip(each, sides)]
+            parts[name] = np.concatenate(each)
+    return replace(first, shape=(rows, *first.shape[1:]), parts=parts)
 
 
 def num_bytes(name: str, shape: tuple[int, ...]) -> int:
@@ -184,12 +243,27 @@ def _widen_scaled(parts: Mapping[str, Array], shape: tuple[int, ...], options: d
     if "dtype" in options:
         codes = lib.view(codes, options["dtype"])
     weight = lib.float32(codes).reshape(shape)
+    if "zero" in parts:
+        weight = weight - parts["zero"]
     if "scale" in parts:
-        weight = weight * parts["scale"]
+        square = options.get("square")
+        weight = weight * (_of_squares(parts["scale"], shape, square, lib) if square else parts["scale"])
     if rotation := options.get("rotation", 0):
         matrix = lib.constant(rotation_matrix(rotation), weight)
         weight = (weight.reshape(-1, rotation) @ matrix).reshape(shape)
     return weight
+
+
+def _of_squares(scale: Array, shape: tuple[int, ...], side: int, lib: Arrays) -> Array:
+    """Return the scales of square blocks, of any shape, as those of each number of a weight (out, in)."""
+    scale = scale.reshape(-1, -(-shape[1] // side))
+    for length in shape:  # (repeats rows, then columns)
+        scale = lib.take(scale, lib.constant(np.arange(length) // side, scale)).T
+    return scale
+
+
+def _widen_f16(parts: Mapping[str, Array], shape: tuple[int, ...], options: dict[str, Any], lib: Arrays) -> Array:
+    return lib.float32(lib.view(parts["codes"], "float16")).reshape(shape)
 
 
 def _widen_bf16(parts: Mapping[str, Array], shape: tuple[int, ...], options: dict[str, Any], lib: Arrays) -> Array:
@@ -314,6 +388,7 @@ FORMATS = {
     "fp8": Format(_widen_scaled),
     "int8": Format(_widen_scaled),
     "bf16": Format(_widen_bf16),
+    "f16": Format(_widen_f16),
     "q8_0": _gguf(_q8_0, 34, 32),
     "q4_0": _gguf(_q4_0, 18, 32),
     "q4_1": _gguf(_q4_1, 20, 32),
@@ -328,6 +403,10 @@ FORMATS = {
 # --- quantise ---------------------------------------------------------------------------------------------------------
 
 
+_CHUNK = 2**16
+"""Numbers that stay in a processor's cache."""
+
+
 def quantized(weight: np.ndarray, name: str) -> LowBitWeight:
     """Return a weight (out, in) in the format ``name``, "nf4", "fp8", "int8" or "bf16", each number the nearest.
 
@@ -340,9 +419,32 @@ def _to_nf4(weight: np.ndarray) -> LowBitWeight:
     blocks = _by_block(weight.reshape(-1), BLOCK, NUMPY)
     absmax = np.abs(blocks).max(1)
     relative = blocks / np.maximum(absmax, np.finfo(np.float32).tiny)[:, None]
-    codes = np.searchsorted((NF4[1:] + NF4[:-1]) / 2, relative.reshape(-1), side="left").astype(np.uint8)
+    codes = _by_chunks(_number_above, relative.reshape(-1), (NF4[1:] + NF4[:-1]) / 2)
     packed = (codes[::2] << 4) | codes[1::2]
     return LowBitWeight("nf4", weight.shape, {"codes": packed[: -(-weight.size // 2)], "absmax": absmax, "table": NF4})
+
+
+def _by_chunks(codes: Callable[[np.ndarray, Any], np.ndarray], numbers: np.ndarray, how: Any) -> np.ndarray:
+    """Return ``codes`` (numbers, how) -> uint8 of all ``numbers``, computed in a processor's cache."""
+    chunks = (numbers[begin : begin + _CHUNK] for begin in range(0, len(numbers), _CHUNK))
+    return np.concatenate([codes(chunk, how) for chunk in chunks] or [np.zeros(0, np.uint8)])
+
+
+def _number_above(numbers: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Return how many of a few ``bounds`` are below each of the numbers: many times faster than a search."""
+    counts = np.zeros(len(numbers), np.uint8)
+    for bound in bounds:
+        counts += numbers > bound
+    return counts
+
+
+def _fp8_codes(numbers: np.ndarray, scale: np.float32) -> np.ndarray:
+    """Return the nearest e4m3 of positive numbers over ``scale``; ties to even."""
+    relative = numbers / scale
+    bits = relative.view(np.uint32)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - np.uint32((127 - 7) << 3)
+    small = np.rint(np.minimum(relative, 1) * np.float32(2**9)).astype(np.uint32)  # (below 2^-6, steps are equal)
+    return np.minimum(np.where(relative < np.float32(2**-6), small, normal), 126).astype(np.uint8)
 
 
 def _to_int8(weight: np.ndarray) -> LowBitWeight:
@@ -353,12 +455,9 @@ def _to_int8(weight: np.ndarray) -> LowBitWeight:
 
 def _to_fp8(weight: np.ndarray) -> LowBitWeight:
     scale = np.abs(weight).max() / np.float32(448)
-    relative = np.abs(weight) / max(scale, np.finfo(np.float32).tiny)
-    values = widen_float(np.arange(127, dtype=np.uint8), "float8_e4m3fn")
-    upper = np.searchsorted(values, relative.reshape(-1)).clip(1, 126)
-    below, above = relative.reshape(-1) - values[upper - 1], values[upper] - relative.reshape(-1)
-    code = np.where((below < above) | ((below == above) & (upper % 2 == 1)), upper - 1, upper).astype(np.uint8)
-    codes = code.reshape(weight.shape) | (np.signbit(weight).astype(np.uint8) << 7)
+    code = _by_chunks(_fp8_codes, np.abs(weight).reshape(-1), max(scale, np.finfo(np.float32).tiny))
+    code = code.reshape(weight.shape)
+    codes = code | (np.signbit(weight).astype(np.uint8) << 7)
     return LowBitWeight(
         "fp8", weight.shape, {"codes": codes, "scale": np.float32(scale)}, (("dtype", "float8_e4m3fn"),)
     )

@@ -138,9 +138,9 @@ def _class_table(here: DiTConfig, there: DiTConfig, source: SourceTensor) -> Ada
     """Keep the rows of the classes that both networks have, and of the unconditional class."""
     if source.value.shape == source.shape and list(source.labels.items()) == [(i, i) for i in range(source.shape[0])]:
         return AdaptedTensor(source.value)
-    table = source.draw()
+    table, value = source.draw(), np.asarray(source.value)
     for label, other in source.labels.items():
-        table[label] = source.value[other]
+        table[label] = value[other]
     num_kept = sum(label < here.num_classes for label in source.labels)
     done = []
     if num_kept:
@@ -155,7 +155,7 @@ def _class_table(here: DiTConfig, there: DiTConfig, source: SourceTensor) -> Ada
 
 def _patch_embedding(here: DiTConfig, there: DiTConfig, source: SourceTensor) -> AdaptedTensor:
     """Resample patches; from grey to colour, split each weight over three equal channels; from colour to grey, sum."""
-    value = source.value  # (D, C, P, P)
+    value = np.asarray(source.value)  # (D, C, P, P)
     channels = (there.in_channels, here.in_channels)
     if _are_foreign(*channels):
         return AdaptedTensor(source.draw(), _FOREIGN.format(*channels))
@@ -175,7 +175,8 @@ def _last_layer(here: DiTConfig, there: DiTConfig, source: SourceTensor) -> Adap
         return AdaptedTensor(source.draw(), _FOREIGN.format(*channels))
     P, parts = there.patch_size, 2 if there.learn_sigma else 1
     # The parts are the prediction and, if it is learned, the variance; the last axis is D, or 1 for the bias.
-    value = rearrange(source.value, "(p q parts c) ... -> p q parts c (...)", p=P, q=P, parts=parts)
+    value = np.asarray(source.value)
+    value = rearrange(value, "(p q parts c) ... -> p q parts c (...)", p=P, q=P, parts=parts)
     done = [_resampling(here, there)]
     if there.learn_sigma and not here.learn_sigma:
         value, done = value[:, :, :1], [*done, "variance dropped"]

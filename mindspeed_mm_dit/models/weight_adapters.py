@@ -17,6 +17,8 @@ from mindspeed_mm_dit.configs.predictor import PredictorConfig, Shape
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
 from mindspeed_mm_dit.registry import import_object
 
+QUANTIZATION = "quantization_config"
+"""Key of diffusers' config.json for weights that are stored in few bits."""
 Shapes = Mapping[str, Shape]
 """Shape of each tensor of a file, by name."""
 
@@ -85,9 +87,11 @@ class WeightConverter:
     def of_diffusers(self, section: Mapping[str, Any]) -> dict[str, Any]:
         """Return section ``predictor`` for the config.json of a diffusers folder. Unknown keys stay, to be refused.
 
+        ``quantization_config`` does not: each tensor shows how it is stored.
+
         Raises ConfigError for a value that no network here has.
         """
-        return {key: value for key, value in section.items() if not key.startswith("_")}
+        return {key: value for key, value in section.items() if not key.startswith("_") and key != QUANTIZATION}
 
     def to_diffusers(self, config: Any) -> dict[str, Any]:
         """Return the config.json of a diffusers folder (the inverse of :meth:`of_diffusers`)."""

@@ -358,7 +358,7 @@ class InitialWeights(NamedTuple):
     """The initial weights of a run."""
 
     weights: dict[str, np.ndarray] | None
-    """Initial value of each parameter, float32; None if the seed or a checkpoint decides."""
+    """Initial value of each parameter, float32 or as a file stores it; None if the seed or a checkpoint decides."""
     base: str = ""
     """Digest of the base weights of adapters; empty without adapters."""
 

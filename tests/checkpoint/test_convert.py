@@ -91,7 +91,7 @@ def test_autoencoder_survives_every_format(tmp_path):
     ("dit.pt", "a.pt", {"to": "ckpt"}, ConfigError, r"\.ckpt"),
     ("dit.pt", "a.pt", {"to": "mindspore"}, ConfigError, "folder"),
     ("dit.pt", "a", {"to": "onnx"}, ConfigError, "onnx"),
-    ("a.gguf", "b.pt", {}, CheckpointError, r"a\.gguf is in none of the formats"),
+    ("a.onnx", "b.pt", {}, CheckpointError, r"a\.onnx is in none of the formats"),
     ("none", "b.pt", {}, CheckpointError, "none does not exist"),
     ("w.pt", "b.ckpt", {}, CheckpointError, r"known predictor.* w\b"),
 ])  # fmt: skip
@@ -99,7 +99,7 @@ def test_unclear_source_or_target_is_refused(tmp_path, source, target, options, 
     write_torch_file(tmp_path / "vae.pt", vae_arrays())
     write_torch_file(tmp_path / "dit.pt", dit_arrays())
     write_torch_file(tmp_path / "w.pt", {"w": np.zeros(2, np.float32)})
-    (tmp_path / "a.gguf").write_text("x")
+    (tmp_path / "a.onnx").write_text("x")
     pytest.raises(error, convert, tmp_path / source, tmp_path / target, **options).match(words)
     assert not (tmp_path / target).exists()
 

@@ -22,7 +22,7 @@ from mindspeed_mm_dit.framework.torch_file import write_torch_file
 from mindspeed_mm_dit.integrations.formats import diffusers_folder, families, single_files
 from mindspeed_mm_dit.integrations.formats.config_json import wan_model_of
 from mindspeed_mm_dit.integrations.formats.families import from_original, to_original_names
-from mindspeed_mm_dit.integrations.formats.quantized import dequantized
+from mindspeed_mm_dit.integrations.formats.quantized import read_quantized
 from mindspeed_mm_dit.integrations.formats.single_files import plain, read_safetensors, recognised
 from mindspeed_mm_dit.models.video_transformer import Wan
 from tests.checkpoint_fixtures import assert_same
@@ -163,8 +163,8 @@ def test_weights_in_float8_are_multiplied_by_their_scales(form, tmp_path, capsys
 
 def test_scales_by_block_may_be_as_many_as_rows():
     scale = np.arange(1, 129, dtype=np.float32).reshape(1, 128)
-    stored = {"a.weight": np.ones((128, 128 * 128), np.float32), "a.weight_scale_inv": scale}
-    found, _ = dequantized(stored, {"a.weight": "F8_E4M3"}, {}, "low.safetensors")
+    stored = {"a.weight": np.full((128, 128 * 128), 0x38, np.uint8), "a.weight_scale_inv": scale}  # (ones)
+    found, _ = read_quantized(stored, {"a.weight": "F8_E4M3"}, {}, "low.safetensors")
     np.testing.assert_array_equal(found["a.weight"], np.broadcast_to(scale.repeat(128, 1), (128, 128 * 128)))
 
 

@@ -178,7 +178,7 @@ def load_arrays(module: mindspore.nn.Cell, arrays: Mapping[str, np.ndarray]) -> 
     parameters: dict[str, Parameter] = dict(module.parameters_and_names())
     for name, array in arrays.items():
         assert parameters[name].shape == array.shape, (name, parameters[name].shape, array.shape)
-        parameters[name].set_data(Tensor(array, parameters[name].dtype))
+        parameters[name].set_data(Tensor(np.asarray(array), parameters[name].dtype))
 
 
 def shapes(module: mindspore.nn.Cell) -> dict[str, tuple[int, ...]]:

@@ -10,8 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mindspeed_mm_dit.framework.low_bit import WIDENED_AT_ONCE, Arrays, LowBitWeight, StoredArray, num_bytes, quantized
+from mindspeed_mm_dit.framework.low_bit import (
+    WIDENED_AT_ONCE,
+    Arrays,
+    LowBitWeight,
+    StoredArray,
+    as_stored,
+    num_bytes,
+    quantized,
+)
 
+_ABOUT = 1.125
+"""Most bytes that a file may need for each byte of a format, for its own format to be kept."""
 _DTYPES = {
     "int8": torch.int8,
     "float16": torch.float16,
@@ -56,10 +66,13 @@ class PackedWeight(nn.Module):
 
     @torch.no_grad()
     def load(self, weight: np.ndarray | StoredArray, device: torch.device) -> None:
-        """Store a weight: as its file does if that takes no more bits than the format of this one, else quantised."""
+        """Store a weight: as its file does if that takes about as many bits as the format of this one, else quantised.
+
+        (Q8_0, with 8.5 bits for each number, is not quantised a second time to int8 of 8.)
+        """
         assert tuple(weight.shape) == tuple(self.shape), (weight.shape, self.shape)
-        stored = weight.stored if isinstance(weight, StoredArray) else None
-        if stored is None or stored.num_bytes > num_bytes(self._requested, tuple(self.shape)):
+        stored = as_stored(weight)
+        if stored is None or stored.bytes_of_numbers > _ABOUT * num_bytes(self._requested, tuple(self.shape)):
             stored = quantized(np.asarray(weight, np.float32), self._requested)
         self.format, self._options, self._parts = stored.format, stored.options, {}
         for name, array in stored.parts.items():

@@ -25,6 +25,7 @@ from mindspeed_mm_dit.framework.pytorch.low_bit import pack_weights as pack_weig
 from mindspeed_mm_dit.framework.pytorch.low_bit import packed_weights
 from mindspeed_mm_dit.framework.pytorch.low_bit import without_weights as without_weights
 from mindspeed_mm_dit.framework.pytorch.optim import is_sharded
+from mindspeed_mm_dit.terminal import progress
 
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 CAN_SAMPLE_IN_BF16 = True
@@ -271,8 +272,11 @@ def load_arrays(module: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> No
     """Write ``arrays`` into the parameters of ``module``, of which each rank may hold a part; all must exist."""
     parameters: dict[str, Any] = module.state_dict(keep_vars=True)  # (a checkpoint's names, without those of wrappers)
     packed = packed_weights(module)
+    items: Any = arrays.items()
+    if packed:
+        items = progress("storing weights in few bits", items, total=len(arrays), unit="tensor", delay=2)
     with torch.no_grad():
-        for name, array in arrays.items():
+        for name, array in items:
             if name in packed:
                 packed[name].load(array, device())
                 continue

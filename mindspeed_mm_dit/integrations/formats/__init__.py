@@ -18,6 +18,7 @@ def register() -> None:
         "safetensors": "single_files:SAFETENSORS",
         "original": "single_files:ORIGINAL",
         "ckpt": "single_files:CKPT",
+        "gguf": "gguf_files:GGUF",
     }.items():
         register("checkpoint_format", name, f"{__name__}.{location}")
     for name in ("diffusers", "peft", "kohya", "native"):

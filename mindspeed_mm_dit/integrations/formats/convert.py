@@ -39,6 +39,7 @@ from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
+from mindspeed_mm_dit.configs.tuning import BASE_DTYPES
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.integrations.formats.config_json import (
     FIRST,
@@ -56,6 +57,11 @@ from mindspeed_mm_dit.models.weight_adapters import weight_converter_of
 from mindspeed_mm_dit.optimizers.registry import optimizer_from_facts
 from mindspeed_mm_dit.terminal import echo
 
+_WIDE = "float32"
+_BELOW_BF16 = [name for name in BASE_DTYPES if name != "bf16"]
+"""Formats beside which other tensors are written as SOURCE has them."""
+_WITH_DTYPE = ("safetensors", "original")
+"""Formats that --dtype goes with."""
 DESCRIPTION = """\
 Write a checkpoint in another format, bit for bit: to move a run between PyTorch and MindSpore, to convert published
 weights, or to use yours in other programs.
@@ -69,6 +75,7 @@ weights, or to use yours in other programs.
   mm-dit convert outputs/lora/checkpoints FOLDER --to diffusers                      adapters (LoRA) for other programs
   mm-dit convert outputs/high/checkpoints FOLDER --low-noise-checkpoint outputs/low/checkpoints     two experts
   mm-dit convert Wan2.1-T2V-1.3B-Diffusers merged.safetensors --merge-lora lora.safetensors:0.8
+  mm-dit convert FLUX.1-dev flux_nf4.safetensors --dtype nf4                        a quarter of bfloat16's size
 
 The ending of TARGET chooses a file format: pt (facebookresearch/DiT's), safetensors, ckpt (MindSpore's). --to chooses a
 folder format, or other names in a .safetensors:
@@ -76,6 +83,8 @@ folder format, or other names in a .safetensors:
   diffusers            the network alone
   original             one file under the names of the network's authors, as ComfyUI takes it
   pipeline             for from_pretrained of diffusers' pipeline: network, autoencoder, text encoders, scheduler
+--dtype writes the weights of linear layers in few bits: nf4 as bitsandbytes stores it, int8 and fp8 as ComfyUI does, or
+bf16; float32 widens all. SOURCE may be in any of these, in torchao's int8 or float8, or GGUF.
 Adapters go to diffusers and peft (folders), kohya and native (files; ComfyUI and musubi-tuner read both).
 Only the checkpoint folders of PyTorch need PyTorch; nothing needs MindSpore."""
 
@@ -85,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="file, checkpoint folder, or folder of checkpoints (newest)")
     parser.add_argument("target", metavar="TARGET", help="file or folder to write")
     parser.add_argument("--to", metavar="FORMAT", help="one of the formats above")
+    parser.add_argument(
+        "--dtype",
+        choices=(*BASE_DTYPES, _WIDE),
+        help="write the weights of linear layers in this format, in a .safetensors (default: as in SOURCE, and what is "
+        "quantised there as float32)",
+    )
     parser.add_argument(
         "--weights",
         choices=("ema", "model"),
@@ -125,7 +140,15 @@ def run(args: argparse.Namespace) -> int:
     else:
         description = read_json(args.model, "--model") if args.model else None
         summary = convert(
-            args.source, args.target, args.to, args.weights, description, args.overwrite, log, args.merge_lora
+            args.source,
+            args.target,
+            args.to,
+            args.weights,
+            description,
+            args.overwrite,
+            log,
+            args.merge_lora,
+            args.dtype,
         )
     for note in summary.notes:
         echo(f"note: {note}")
@@ -142,7 +165,8 @@ def _convert_both(args: argparse.Namespace, log: Callable[[str], object]) -> Con
     from mindspeed_mm_dit.sampling.load import describe
     from mindspeed_mm_dit.sampling.request import ModelRequest
 
-    for flag, value in (("--merge-lora", args.merge_lora), ("--to", args.to not in (None, "diffusers") and args.to)):
+    other = args.to not in (None, "diffusers") and args.to
+    for flag, value in (("--merge-lora", args.merge_lora), ("--to", other), ("--dtype", args.dtype)):
         if value:
             raise ConfigError(
                 f"{flag} = {shorten_repr(value)} does not go with --low-noise-checkpoint. Drop it, or convert the "
@@ -195,6 +219,7 @@ def convert(
     overwrite: bool = False,
     echo: Callable[[str], object] = lambda line: None,
     loras: Sequence[str] = (),
+    dtype: str | None = None,
 ) -> ConversionSummary:
     """Write the checkpoint ``source`` as ``target``.
 
@@ -207,13 +232,14 @@ def convert(
         overwrite: replace an existing checkpoint.
         echo: called with a line before each long step.
         loras: adapters to merge into the weights, each FILE or FILE:STRENGTH.
+        dtype: format of the weights of linear layers, or float32 for all.
 
     Raises:
         CheckpointError: tensors are unknown, missing or misshapen, or the target exists.
         ConfigError: no format fits, or the target cannot be written.
         PlatformError: a required framework is not installed.
     """
-    convert_one = lambda path: _convert(path, Path(target), to, weights, description, overwrite, echo, loras)  # noqa: E731
+    convert_one = lambda path: _convert(path, Path(target), to, weights, description, overwrite, echo, loras, dtype)  # noqa: E731
     return convert_one(Path(source)) if Path(source).is_file() else read_newest(source, "SOURCE", convert_one)
 
 
@@ -226,6 +252,7 @@ def _convert(
     overwrite: bool,
     echo: Callable[[str], object],
     loras: Sequence[str],
+    dtype: str | None,
 ) -> ConversionSummary:
     saves_training = to is not None and to in FORMATS and FORMATS[to].storage is StorageSupport.TRAINING
     if is_adapter(source) and not (adapter_facts(source) and saves_training):
@@ -233,6 +260,8 @@ def _convert(
             raise ConfigError(
                 "--merge-lora needs weights to merge into, and SOURCE holds adapters. Name their base as SOURCE."
             )
+        if dtype is not None:
+            raise ConfigError(f"--dtype = {dtype} is for whole weights, and SOURCE holds adapters (LoRA). Drop it.")
         return convert_adapter(source, target, to, weights != "model", description, overwrite, echo)
     if to in ADAPTER_FORMATS and to not in FORMATS:
         raise ConfigError(
@@ -240,6 +269,10 @@ def _convert(
             f"{', '.join(FORMATS)}."
         )
     target_format = choose_format(target, to)
+    if dtype is not None and target_format not in _WITH_DTYPE:
+        raise ConfigError(
+            f"--dtype = {dtype} needs a TARGET that ends in .safetensors, which is not --to {target_format}."
+        )
     source_format = format_of_source(source)
     check_target(source, target, overwrite)
     check_output_folder("folder of TARGET", target.parent)
@@ -252,6 +285,8 @@ def _convert(
     if description is not None:
         state = _described(state, description)
     if state.is_autoencoder:
+        if dtype in BASE_DTYPES:
+            raise ConfigError(f"--dtype = {dtype} is for networks, and SOURCE is an autoencoder. Drop it.")
         shapes = vae_shapes(infer_vae_config(shapes_of(state.weights)))
         check_trees(state, dict.fromkeys(state.trees, shapes), str(source), "autoencoder_kl")
     else:
@@ -272,9 +307,13 @@ def _convert(
     if state.is_autoencoder:
         state, defaults_for_missing = _with_config(state, target_format)
         notes += defaults_for_missing
-    echo(f"writing {target} ({target_format}): {state.num_tensors} tensors, {state.num_bytes / 1e6:.1f} MB")
+    if dtype is not None:
+        is_bfloat16 = state.is_bfloat16 if dtype in _BELOW_BF16 else dtype == "bf16"
+        state = replace(state, written_as=dtype if dtype in BASE_DTYPES else "", is_bfloat16=is_bfloat16)
+    size = "" if dtype else f", {state.num_bytes / 1e6:.1f} MB"
+    echo(f"writing {target} ({target_format}): {state.num_tensors} tensors{size}")
     write(target, target_format, state)
-    counts = (tuple(state.trees), state.num_tensors, state.num_bytes)
+    counts = (tuple(state.trees), state.num_tensors, target.stat().st_size if dtype else state.num_bytes)
     return ConversionSummary(source, source_format, target, target_format, *counts, tuple(notes))
 
 

@@ -45,7 +45,7 @@ from mindspeed_mm_dit.integrations.formats.single_files import (
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import FREQUENCY_WIDTH, sincos_positions_2d, timestep_frequencies
 from mindspeed_mm_dit.models.pretrained import with_new_names
-from mindspeed_mm_dit.models.weight_adapters import count_of, weight_converter_of
+from mindspeed_mm_dit.models.weight_adapters import QUANTIZATION, count_of, weight_converter_of
 
 TABLE = "y_embedder.embedding_table.weight"
 """Published name of the class embedding table, (classes + 1, D); its last row is the unconditional class."""
@@ -202,6 +202,7 @@ def read(path: Path) -> State:
     """Read the weights by the published names, and config.json."""
     folder = model_folder(path)
     config = read_json(folder / "config.json", "SOURCE")
+    config.pop(QUANTIZATION, None)  # (what is written from these weights is not quantised)
     stored = _read_stored(folder)
     arrays = stored.arrays
     state = State({"model": arrays}, config=config, is_bfloat16=stored.is_bfloat16, notes=stored.notes)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.state import Arrays
+from mindspeed_mm_dit.framework.low_bit import join_rows, split_rows
 
 LEAVES = ("", ".weight", ".bias")
 """What follows a layer in the name of a tensor; nothing if a rule names the tensor itself."""
@@ -38,11 +39,11 @@ def _join_repeated(copies: Sequence[np.ndarray]) -> np.ndarray:
 def stacked(*heights: int) -> Transform:
     """Return the transform of matrices on top of each other, of these heights in proportion."""
     ends, whole = np.cumsum(heights)[:-1], sum(heights)
-    return Transform(lambda array, n: np.split(array, ends * (len(array) // whole)), np.concatenate, heights)
+    return Transform(lambda array, n: split_rows(array, ends * (len(array) // whole)), join_rows, heights)
 
 
 def _halves_swapped(array: np.ndarray) -> np.ndarray:
-    return np.concatenate(np.array_split(array, 2)[::-1])
+    return join_rows(split_rows(array, [-(-len(array) // 2)])[::-1])
 
 
 RENAMED = Transform(lambda array, n: [array], lambda parts: parts[0])

@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +21,30 @@ from mindspeed_mm_dit.checkpoint.state import Arrays, State, check_are_floats, f
 from mindspeed_mm_dit.checkpoint.store import check_facts
 from mindspeed_mm_dit.configs.files import read_safetensors_header
 from mindspeed_mm_dit.configs.limits import shorten_repr
+from mindspeed_mm_dit.configs.tuning import is_linear_weight
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError
+from mindspeed_mm_dit.framework.low_bit import StoredArray, quantized
 from mindspeed_mm_dit.framework.mindspore_file import write_mindspore_file
-from mindspeed_mm_dit.framework.safetensors_file import read_safetensors_file
+from mindspeed_mm_dit.framework.safetensors_file import (
+    StoredTensor,
+    name_of_dtype,
+    read_safetensors_file,
+    write_safetensors_file,
+)
 from mindspeed_mm_dit.framework.torch_file import read_torch_file, write_torch_file
 from mindspeed_mm_dit.integrations.formats.config_json import config_from_diffusers
 from mindspeed_mm_dit.integrations.formats.families import FAMILIES, from_original, incomplete_family, to_original_names
-from mindspeed_mm_dit.integrations.formats.quantized import METADATA_KEY, Formats, dequantized, read_formats
+from mindspeed_mm_dit.integrations.formats.quantized import (
+    METADATA_KEY,
+    Formats,
+    comfy_tensors,
+    nf4_tensors,
+    read_formats,
+    read_quantized,
+)
+from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.positions import rotary_tables_2d
+from mindspeed_mm_dit.terminal import progress
 
 _TREES = {
     "model": ("model", "model_state_dict", "state_dict", "module", "params"),
@@ -85,7 +102,7 @@ def plain(weights: Mapping[Any, Any], path: str | Path = "SOURCE") -> Arrays:
     """
     weights = {str(name): array for name, array in weights.items() if name not in _COUNTS}
     for name, array in weights.items():
-        if not isinstance(array, np.ndarray):
+        if not isinstance(array, (np.ndarray, StoredArray)):
             raise CheckpointError(f"{path}: {shorten_repr(name)} is no tensor of numbers. Save the weights alone.")
     weights = {name: weights[name] for name in network_tensor_names(weights)}
     check_are_floats(weights, str(path))
@@ -136,8 +153,9 @@ def read_pt(path: Path) -> State:
 
 def _write_pt(path: Path, state: State) -> None:
     """Write a bare state dict if there is one set of weights, else both sets and the facts of the run as "args"."""
-    content: dict[str, Any] = {**state.trees, "args": state.facts}
-    write_torch_file(path, state.weights if len(state.trees) == 1 else content)
+    trees = {tree: {name: np.asarray(array) for name, array in arrays.items()} for tree, arrays in state.trees.items()}
+    content: dict[str, Any] = {**trees, "args": state.facts}
+    write_torch_file(path, next(iter(trees.values())) if len(trees) == 1 else content)
 
 
 def _write_ckpt(path: Path, state: State) -> None:
@@ -150,7 +168,7 @@ def _write_ckpt(path: Path, state: State) -> None:
 
 
 def read_safetensors(path: Path) -> State:
-    """Read a file; bfloat16 and float8, which NumPy lacks, come as float32."""
+    """Read a file."""
     stored = read_stored([path], path)
     facts, config = (_object(stored.metadata, key, path) for key in ("facts", "config"))
     check_facts(facts, path)
@@ -169,7 +187,7 @@ class Stored(NamedTuple):
 
 
 def read_stored(files: Sequence[Path], what: Path, named: Collection[str] = ()) -> Stored:
-    """Read weights from one file or several, as float32 if they are of fewer bits, quantised ones times their scales.
+    """Read weights from one file or several; matrices of few bits are widened when they are used.
 
     what: names them in errors; if it is an index, ``named`` are the tensors that it says they have. Raises
     CheckpointError for a file that cannot be read, a tensor or a scale that is missing.
@@ -179,11 +197,11 @@ def read_stored(files: Sequence[Path], what: Path, named: Collection[str] = ()) 
     formats: Formats = {}
     for file in files:
         formats |= read_formats(*read_safetensors_file(file, _format_names), str(file))
-        content, header = read_safetensors_file(file, network_tensor_names)
+        content, header = read_safetensors_file(file, network_tensor_names, as_bits=True)
         arrays, metadata = arrays | content, metadata | header
         dtypes |= {name: entry["dtype"] for name, entry in read_safetensors_header(file).tensors.items()}
     check_named(named, arrays, what)
-    weights, notes = dequantized(arrays, dtypes, formats, str(what))
+    weights, notes = read_quantized(arrays, dtypes, formats, str(what))
     return Stored(weights, metadata, 2 * list(dtypes.values()).count("BF16") > len(dtypes), notes)
 
 
@@ -208,10 +226,44 @@ def _object(metadata: Mapping[str, str], key: str, path: Path) -> dict[str, Any]
     return content
 
 
-def _write_safetensors(path: Path, state: State) -> None:
+Rename = Callable[[Arrays], Arrays]
+
+
+def _write_safetensors(path: Path, state: State, rename: Rename = dict) -> None:
     known = {"facts": state.facts, "config": state.config}
     metadata = {key: json.dumps(value) for key, value in known.items() if value}
-    write_arrays(path, state.weights, metadata, state.is_bfloat16)
+    quantised = _names_to_quantise(state, rename)
+    tensors: dict[str, StoredTensor] = {}
+    arrays = rename(state.weights)
+    for name, array in progress("preparing tensors", arrays.items(), total=len(arrays), unit="tensor", delay=2):
+        if name in quantised:
+            tensors |= _tensors_of_few_bits(name, array, state.written_as)
+        else:
+            tensors[name] = _tensor(name, array, state.is_bfloat16)
+    write_safetensors_file(path, tensors, {"format": "pt", **metadata})
+
+
+def _names_to_quantise(state: State, rename: Rename) -> set[str]:
+    """Return the new names of the linear layers' weights, if these are to be written in few bits."""
+    if not state.written_as:
+        return set()
+    parameters = parameters_of(infer_predictor(shapes_of(state.weights), state.facts, state.predictor))
+    linear = {name for name, parameter in parameters.items() if is_linear_weight(name, parameter)}
+    marks = rename({name: np.full(array.shape[:1], name in linear) for name, array in state.weights.items()})
+    return {name for name, mark in marks.items() if mark.all()}
+
+
+def _tensors_of_few_bits(name: str, array: np.ndarray | StoredArray, kind: str) -> dict[str, StoredTensor]:
+    """Return the tensors of a weight in the format ``kind``; the bits of the source if they are in it."""
+    stored = array.stored if isinstance(array, StoredArray) and array.stored.format == kind else None
+    if stored is None or "zero" in stored.parts:
+        stored = quantized(np.asarray(array, np.float32), kind)
+    if kind == "bf16":
+        return {name: StoredTensor("BF16", stored.shape, lambda: stored.parts["codes"])}
+    if kind == "nf4":
+        return {part: _tensor(part, value) for part, value in nf4_tensors(name, stored).items()}
+    parts = comfy_tensors(name, stored).items()
+    return {part: StoredTensor(dtype, bits.shape, partial(np.asarray, bits)) for part, (dtype, bits) in parts}
 
 
 def _write_original(path: Path, state: State) -> None:
@@ -221,7 +273,7 @@ def _write_original(path: Path, state: State) -> None:
         kind = infer_predictor(shapes_of(state.weights), state.facts, state.predictor).model_id
     if kind not in FAMILIES:
         raise ConfigError(f"--to original does not apply: there are no other names for {kind} here. Leave --to out.")
-    _write_safetensors(path, state.with_trees({"model": to_original_names(state.weights, FAMILIES[kind])}))
+    _write_safetensors(path, state, lambda arrays: to_original_names(arrays, FAMILIES[kind]))
 
 
 def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str], as_bfloat16: bool = False) -> None:
@@ -229,31 +281,19 @@ def write_arrays(path: Path, arrays: Arrays, metadata: dict[str, str], as_bfloat
 
     as_bfloat16: write float32 arrays in bfloat16 if that loses nothing.
     """
-    from safetensors import SafetensorError, serialize_file
-
-    stored = {name: _stored(np.require(array, requirements=["C", "A"]), as_bfloat16) for name, array in arrays.items()}
-    try:
-        entries = {name: _entry(kind, array) for name, (kind, array) in stored.items()}
-        serialize_file(entries, path, {"format": "pt", **metadata})
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
+    tensors = {name: _tensor(name, array, as_bfloat16) for name, array in arrays.items()}
+    write_safetensors_file(path, tensors, {"format": "pt", **metadata})
 
 
-def _stored(array: np.ndarray, as_bfloat16: bool) -> tuple[str, np.ndarray]:
-    """Return the kind of number to write, and an array of its bits."""
-    if as_bfloat16 and array.dtype == np.float32 and not (array.view(np.uint32) & 0xFFFF).any():
-        return "bfloat16", (array.view(np.uint32) >> 16).astype("<u2")
-    return array.dtype.name, array
-
-
-def _entry(kind: str, array: np.ndarray) -> Any:
-    """Return what ``serialize_file`` takes for an array, which must outlive the call: from 0.8 on its address."""
-    import safetensors
-
-    if hasattr(safetensors, "TensorSpec"):
-        buffer = {"data_ptr": array.ctypes.data, "data_len": array.nbytes}
-        return safetensors.TensorSpec(dtype=kind, shape=array.shape, **buffer)
-    return {"dtype": kind, "shape": array.shape, "data": array.tobytes()}
+def _tensor(name: str, array: np.ndarray | StoredArray, as_bfloat16: bool = False) -> StoredTensor:
+    """Return what to write of an array; one of few bits is widened when it is written."""
+    if as_bfloat16 and isinstance(array, StoredArray) and array.stored.format == "bf16":
+        codes = array.stored.parts["codes"]
+        return StoredTensor("BF16", array.shape, lambda: codes)
+    bits = lambda: np.ascontiguousarray(array).view(np.uint32)  # noqa: E731
+    if as_bfloat16 and array.dtype == np.float32 and not (bits() & 0xFFFF).any():
+        return StoredTensor("BF16", array.shape, lambda: (bits() >> 16).astype("<u2"))
+    return StoredTensor(name_of_dtype(array.dtype, name), array.shape, lambda: np.asarray(array))
 
 
 def _is_file(*endings: str) -> Any:

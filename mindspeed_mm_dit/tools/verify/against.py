@@ -24,6 +24,7 @@ from mindspeed_mm_dit.integrations.formats.config_json import from_diffusers
 from mindspeed_mm_dit.integrations.formats.diffusers_folder import WRONG_CONFIG_ERROR
 from mindspeed_mm_dit.models.init import initial_weights
 from mindspeed_mm_dit.models.meta import parameters_of
+from mindspeed_mm_dit.models.weight_adapters import QUANTIZATION
 from mindspeed_mm_dit.tools.verify.compare import Comparison
 from mindspeed_mm_dit.tools.verify.module_recorder import functions_for
 from mindspeed_mm_dit.tools.verify.proof import REFERENCE_BYTES
@@ -94,6 +95,7 @@ def _described(source: str) -> tuple[dict[str, Any], Callable[[], Any] | None]:
             f"classes are {', '.join(SMALL)}."
         )
     section = read_json(folder / "config.json", "--against")
+    section.pop(QUANTIZATION, None)
     if section.get("_class_name") not in [*KINDS]:
         raise ConfigError(
             f"--against = {source} is a {section.get('_class_name')}, not one of {', '.join(KINDS)}. For other "
