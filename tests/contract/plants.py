@@ -13,7 +13,7 @@ if __name__ == "__main__":
 from tests.tools.verify.plants import REPLICATED, Fault, planted
 
 AVERAGE = Fault(
-    REPLICATED, "training.pytorch.stepper:MovingAverage.update", "self.move(1 - self.decay)", "pass", "average/",
+    REPLICATED, "training.pytorch.stepper:ExponentialMovingAverage.update", "self.move(1 - self.decay)", "pass", "average/",
     "the average",
 )  # fmt: skip
 
