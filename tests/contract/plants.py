@@ -13,8 +13,8 @@ if __name__ == "__main__":
 from tests.tools.verify.plants import REPLICATED, Fault, planted
 
 AVERAGE = Fault(
-    REPLICATED, "training.pytorch.stepper:ExponentialMovingAverage.update", "self.move(1 - self.decay)", "pass", "average/",
-    "the average",
+    REPLICATED, "training.pytorch.stepper:ExponentialMovingAverage.update", "self.move(1 - self.decay)", "pass",
+    "average/", "the average",
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -94,7 +94,8 @@ FAULTS = {
         "    model.predictor.blocks[1].mlp.fc1.register_forward_pre_hook(stale)\n    return model",
         "loss/2", "after the first step"),
     "Muon on the fused matrix": Fault(
-        Layout("Muon", 2, what=MUON, sharding={"sharding_size": "auto"}), "training.pytorch.stepper:OptimizersContainer.__init__",
+        Layout("Muon", 2, what=MUON, sharding={"sharding_size": "auto"}),
+        "training.pytorch.stepper:OptimizersContainer.__init__",
         "declared[name].matrices for", "1 for", "step/", "the optimizer"),
     "a compiled graph that leaves a gradient out": Fault(
         Layout("compiled", flags=("--torch-compile",)), "framework.pytorch.runtime:compile_blocks",
