@@ -30,6 +30,8 @@ MAX_PIXELS = 32_768
 """Largest height or width of a clip, in pixels."""
 MAX_GUIDANCE = 1000.0
 """Largest scale of classifier-free guidance; samples degrade from about 20 on, and overflow far beyond this."""
+BASE_DTYPES = ("nf4", "int8", "fp8", "bf16")
+"""Formats that the weights of a frozen base can be stored in (``framework/low_bit.py``)."""
 MAX_STEPS = 1_000_000
 """Most sampling steps; all their times are computed before the first."""
 FLOAT32 = (1e-38, 3e38)

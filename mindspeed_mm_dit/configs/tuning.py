@@ -13,7 +13,7 @@ import numpy as np
 
 from mindspeed_mm_dit.configs.flag import flag, positive_float, positive_int, unsigned_int
 from mindspeed_mm_dit.configs.fsdp2 import numbers_in
-from mindspeed_mm_dit.configs.limits import MAX_LAYERS, check_between
+from mindspeed_mm_dit.configs.limits import BASE_DTYPES, MAX_LAYERS, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig
 from mindspeed_mm_dit.configs.predictor import ZEROS, ParameterSpec, ParameterSpecs, Shape
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
@@ -22,8 +22,6 @@ DOWN, UP = "lora_A", "lora_B"
 """Names of the two layers of an adapter, inside the layer that it adapts."""
 TARGETS, FREEZE = "--lora-target-modules", "--freeze"
 MAX_RANK = 4096
-BASE_DTYPES = ("nf4", "int8", "fp8", "bf16")
-"""Formats that the weights of a frozen base can be stored in (``framework/low_bit.py``)."""
 SETS = {"attention": "attn|attention", "mlp": r"(^|_)(mlp|ffn?|feed_forward)(_|$)", "all": ""}
 """Sets of layers in a network's blocks: a pattern for the first part of their names inside a block."""
 _PREFIX = "predictor."

@@ -102,7 +102,7 @@ def load_class(location: str) -> Any:
     module_name, _, name = location.partition(":")
     package = module_name.partition(".")[0]
     try:
-        torch, module = importlib.import_module("torch"), importlib.import_module(module_name)
+        library, module = importlib.import_module("torch.optim"), importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name in (package, "torch"):
             raise PlatformError(
@@ -118,18 +118,18 @@ def load_class(location: str) -> Any:
         raise PlatformError(
             f"{what} cannot be imported: {type(error).__name__}: {error}. Fix or reinstall {package}."
         ) from error
-    found, base = getattr(module, name, None), torch.optim.Optimizer
-    if found is None:
+    kind, base = getattr(module, name, None), library.Optimizer
+    if kind is None:
         known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
         raise ConfigError(
             f"{what} names a class that {module_name} does not have. {nearest(name, known)}Its optimizers are "
             f"{', '.join(known) or 'none'}."
         )
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{what} is not a class of torch.optim.Optimizer. Name one that is.")
-    if not callable(getattr(found, "state_dict", None)):
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise ConfigError(f"{what} is not a class of optimizers of PyTorch. Name one that is.")
+    if not callable(getattr(kind, "state_dict", None)):
         raise ConfigError(f"{what} has no state_dict, so no run with it could be resumed. Use another optimizer.")
-    return found
+    return kind
 
 
 def settings_of(kind: type) -> set[str]:
@@ -150,20 +150,20 @@ def check(config: ClassConfig, flags: Mapping[str, Any]) -> None:
     ``flags``: flags of the run by name; of these ``weight_decay`` is checked, if it is there.
     """
     what, kind = f"--optimizer = {config.location}", load_class(config.location)
-    taken, given = settings_of(kind), config.arguments()
-    for name in given:
+    accepted, arguments = settings_of(kind), config.arguments()
+    for name in arguments:
         if name in FLAGS:
             advice = "The network decides them" if name == "params" else f"Write --{name.replace('_', '-')}"
             raise ConfigError(f"--optimizer-args names {name}, which is not set there. {advice}.")
-        if name not in taken:
+        if name not in accepted:
             raise ConfigError(
-                f"--optimizer-args names {name}, which {config.location} does not take. {nearest(name, taken)}Its "
-                f"arguments are {', '.join(sorted(taken - set(FLAGS))) or 'none'}."
+                f"--optimizer-args names {name}, which {config.location} does not take. {nearest(name, accepted)}Its "
+                f"arguments are {', '.join(sorted(accepted - set(FLAGS))) or 'none'}."
             )
-    if "lr" not in taken:
+    if "lr" not in accepted:
         raise ConfigError(f"{what} takes no lr, so --lr and its schedule would be ignored. Use another optimizer.")
     decay = flags.get("weight_decay", 0.0)
-    if decay and "weight_decay" not in taken:
+    if decay and "weight_decay" not in accepted:
         raise ConfigError(f"{what} takes no weight_decay, but --weight-decay is {decay}. Pass --weight-decay 0.")
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
@@ -184,7 +184,7 @@ def _made(config: ClassConfig, shapes: list[Shape], device: str, decay: float = 
     parameters = [torch.nn.Parameter(torch.ones(shape, device=device)) for shape in shapes]
     kind, settings = _pytorch(config)
     groups = [{"params": [p], **({"weight_decay": decay} if decay else {})} for p in parameters]
-    with contextlib.redirect_stdout(io.StringIO()):  # (some print what they were given)
+    with contextlib.redirect_stdout(io.StringIO()):  # (some print what they were arguments)
         optimizer = kind(groups, **settings)
     for p in parameters:
         p.grad = torch.ones_like(p)
@@ -197,10 +197,10 @@ def state_size(config: ClassConfig, shape: Shape) -> StateSize:
     elements, rows = math.prod(shape), shape[0] if shape else 1
     small = (max(1, rows * EXACT_ELEMENTS // elements), *shape[1:]) if elements > EXACT_ELEMENTS else shape
     note = "" if small == shape else f"scaled up from smaller tensors, as {config.location} cannot step meta tensors"
-    for device, tried, said in (("meta", shape, ""), ("cpu", small, note)):
+    for device, tried, message in (("meta", shape, ""), ("cpu", small, note)):
         with contextlib.suppress(Exception):  # (third-party code may raise anything)
             held = _bytes_after_a_step(config, tried, device)
-            return StateSize(-(-held * elements // math.prod(tried)), said)
+            return StateSize(-(-held * elements // math.prod(tried)), message)
     return StateSize(8 * elements, f"as AdamW's: {config.location} can step neither meta tensors nor those of a CPU")
 
 

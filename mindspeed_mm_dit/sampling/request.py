@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from mindspeed_mm_dit.configs.limits import (
+    BASE_DTYPES,
     BYTES,
     MAX_FRAMES,
     MAX_GUIDANCE,
@@ -33,7 +34,6 @@ from mindspeed_mm_dit.configs.limits import (
     shorten_repr,
     whole_number,
 )
-from mindspeed_mm_dit.configs.tuning import BASE_DTYPES
 from mindspeed_mm_dit.errors import ConfigError, UserError, flag_of
 from mindspeed_mm_dit.framework import FRAMEWORKS
 

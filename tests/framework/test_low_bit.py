@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from mindspeed_mm_dit.configs.limits import BASE_DTYPES
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.tuning import BASE_DTYPES, Tuning
+from mindspeed_mm_dit.configs.tuning import Tuning
 from mindspeed_mm_dit.framework import runtime
 from mindspeed_mm_dit.framework.low_bit import LowBitWeight, StoredArray, num_bytes, quantized
 from mindspeed_mm_dit.framework.pytorch import low_bit

@@ -57,9 +57,9 @@ def packed(optimizer: Optimizer, p: Tensor, name: str) -> Packed:
     if p not in optimizer.state or not optimizer.state[p]:
         return {}
     _check_shards(optimizer, p, name)
-    kept = _pack(optimizer.state[p], f"{type(optimizer).__name__}, state of {name}")
+    state = _pack(optimizer.state[p], f"{type(optimizer).__name__}, state of {name}")
     group = _pack(_kept_in_group(optimizer, p), f"{type(optimizer).__name__}, group of {name}")
-    return {**kept, **({GROUP: group} if group else {})}
+    return {**state, **({GROUP: group} if group else {})}
 
 
 def unpack(optimizer: Optimizer, p: Tensor, read: Mapping[str, Any]) -> None:
@@ -148,7 +148,7 @@ def _check_shards(optimizer: Optimizer, p: Any, name: str) -> None:
     """Raise ConfigError if the state of a sharded parameter is of this rank alone, which no other could resume."""
     if not is_sharded(p):
         return
-    own = tuple(p.to_local().shape)
+    part = tuple(p.to_local().shape)
     for key, value in optimizer.state[p].items():
         if not isinstance(value, Tensor):
             continue
@@ -156,7 +156,7 @@ def _check_shards(optimizer: Optimizer, p: Any, name: str) -> None:
             local = value.to_local()  # type: ignore[operator]
             is_own = hasattr(local, "__tensor_flatten__") or any(x.is_partial() for x in value.placements)  # type: ignore[attr-defined]
         else:
-            is_own = own != tuple(p.shape) and value.numel() > 1 and value.numel() == p.to_local().numel()
+            is_own = part != tuple(p.shape) and value.numel() > 1 and value.numel() == p.to_local().numel()
         if is_own:
             raise ConfigError(
                 f"--optimizer = {type(optimizer).__name__} keeps {key} of {name} in a form of each rank's own, which "

@@ -35,11 +35,10 @@ from mindspeed_mm_dit.checkpoint.targets import (
     write_atomically,
 )
 from mindspeed_mm_dit.configs.autoencoder import SCALE
-from mindspeed_mm_dit.configs.limits import shorten_repr
+from mindspeed_mm_dit.configs.limits import BASE_DTYPES, shorten_repr
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.run import check_output_folder
 from mindspeed_mm_dit.configs.strict import read_json
-from mindspeed_mm_dit.configs.tuning import BASE_DTYPES
 from mindspeed_mm_dit.errors import ConfigError, UserError, nearest
 from mindspeed_mm_dit.integrations.formats.config_json import (
     FIRST,

@@ -45,7 +45,7 @@ class ClassStepper:
         param_groups = groups(self._trained.values(), weight_decay)
         self._optimizer = WholeOptimizer(make, param_groups) if is_whole else make(param_groups)
         self.optimizers = [self._optimizer]
-        self.switches = hasattr(self._kept(next(iter(self._trained.values())))[0], "train")
+        self.switches = hasattr(self._state_owner(next(iter(self._trained.values())))[0], "train")
         self._steps = 0
 
     def train(self) -> None:
@@ -64,17 +64,17 @@ class ClassStepper:
             self.state()  # (raises now, not at the first save, if it cannot be saved)
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return what is kept of each parameter, by the names of the checkpoint; the tensors are the live ones.
+        """Return what is states of each parameter, by the names of the checkpoint; the tensors are the live ones.
 
         Of a class that keeps nothing (SGD) it is the number of steps, so that a checkpoint shows that there were some.
         """
         if self._steps and not self._keeps_something():
             return {name: {STEP: torch.tensor(float(self._steps))} for name in self._trained}
-        kept = {name: optimizer_state.packed(*self._kept(p), name) for name, p in self._trained.items()}
-        return {name: state for name, state in kept.items() if state}
+        states = {name: optimizer_state.packed(*self._state_owner(p), name) for name, p in self._trained.items()}
+        return {name: state for name, state in states.items() if state}
 
     def _keeps_something(self) -> bool:
-        return any(optimizer_state.packed(*self._kept(p), name) for name, p in self._trained.items())
+        return any(optimizer_state.packed(*self._state_owner(p), name) for name, p in self._trained.items())
 
     def prepare(self, stored: Mapping[str, tuple[int, ...]]) -> None:
         """Create the state in the ``stored`` shapes, to load into, by a step: load the weights after it.
@@ -85,22 +85,22 @@ class ClassStepper:
         self._steps = 1
         for name, p in self._trained.items() if self._keeps_something() else ():
             start = f"optimizer.state.{name}."
-            own = {key[len(start) :]: shape for key, shape in stored.items() if key.startswith(start)}
-            optimizer_state.fit(*self._kept(p), name, own)
+            optimizer = {key[len(start) :]: shape for key, shape in stored.items() if key.startswith(start)}
+            optimizer_state.fit(*self._state_owner(p), name, optimizer)
 
     def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Take over what no tensor holds from ``states``, a result of :meth:`state` that has been loaded into."""
         keeps_something = self._keeps_something()
         for name, state in states.items():
             if keeps_something:
-                optimizer_state.unpack(*self._kept(self._trained[name]), state)
+                optimizer_state.unpack(*self._state_owner(self._trained[name]), state)
             else:
                 self._steps = int(state[STEP])
 
-    def _kept(self, p: Tensor) -> tuple[Optimizer, Tensor]:
+    def _state_owner(self, p: Tensor) -> tuple[Optimizer, Tensor]:
         """Return the optimizer that keeps the state of ``p``, and the tensor of which it keeps it."""
-        own = self._optimizer
-        return (own.inner, own.whole[p]) if isinstance(own, WholeOptimizer) else (own, p)
+        optimizer = self._optimizer
+        return (optimizer.inner, optimizer.whole[p]) if isinstance(optimizer, WholeOptimizer) else (optimizer, p)
 
 
 class WholeOptimizer(Optimizer):
@@ -162,16 +162,16 @@ def _steps_shards(make: Callable[[list[dict[str, Any]]], Optimizer], like: Any) 
             part_of(x, like), like.device_mesh, like.placements, run_check=False, shape=x.shape, stride=x.stride()
         )
 
-    def changed(place: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def changed(distribute: Callable[[Tensor], Tensor]) -> list[Tensor]:
         starts = [
             torch.arange(1.0, math.prod(shape) + 1, device=runtime.device()).cos().view(shape) for shape in shapes
         ]
-        parameters = [nn.Parameter(place(start)) for start in starts]
+        parameters = [nn.Parameter(distribute(start)) for start in starts]
         optimizer = make([{"params": [p], "weight_decay": 0.0} for p in parameters])
         optimizer_state.set_mode(optimizer, "train")
         for turn in (1, 2):
             for p, start in zip(parameters, starts):
-                p.grad = place(
+                p.grad = distribute(
                     torch.einsum("r...,r->r...", (7 * turn * start).sin(), torch.arange(1.0, rows + 1).to(start))
                 )
             optimizer.step()

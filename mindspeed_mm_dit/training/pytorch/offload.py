@@ -46,7 +46,7 @@ class BlockOffload:
         self._copy(number)
         if self._stream is not None:
             torch.get_device_module(self._device).current_stream().wait_event(self._copied[number % 2])
-        self._stored[number].place(self._buffers[number % 2])
+        self._stored[number].use_buffer(self._buffers[number % 2])
         following = number - 1 if backward else number + 1
         if 0 <= following < len(self._stored):
             self._copy(following)
@@ -76,19 +76,19 @@ class _Stored:
 
     def __init__(self, block: nn.Module, device: torch.device) -> None:
         self._weights: list[tuple[PackedWeight, dict[str, tuple[int, int]]]] = []
-        taken, end = [], 0
+        parts, end = [], 0
         for weight in packed_weights(block).values():
             places = {}
             for name, part in weight.take_parts().items():
                 places[name] = (end, end + part.numel())
-                taken.append((end, part.cpu()))
+                parts.append((end, part.cpu()))
                 end += -(-part.numel() // _ALIGNED) * _ALIGNED
             self._weights.append((weight, places))
         self.host = torch.empty(end, dtype=torch.uint8, pin_memory=device.type != "cpu")
-        for begin, part in taken:
+        for begin, part in parts:
             self.host[begin : begin + part.numel()] = part
 
-    def place(self, buffer: Tensor) -> None:
+    def use_buffer(self, buffer: Tensor) -> None:
         """Let the weights of the block be those in ``buffer``."""
         for weight, places in self._weights:
             weight.place_parts({name: buffer[begin:end] for name, (begin, end) in places.items()})

@@ -20,6 +20,7 @@ from mindspeed_mm_dit.checkpoint import torch_dcp as checkpoints
 from mindspeed_mm_dit.checkpoint.store import read_facts
 from mindspeed_mm_dit.configs.predictor import ParameterSpec as NetworkParameter
 from mindspeed_mm_dit.configs.run import RunConfig
+from mindspeed_mm_dit.framework.pytorch.low_bit import packed_weights
 from mindspeed_mm_dit.framework.pytorch.optim import groups, local, native_optimizer, part_of, split_by_kind, whole_of
 from mindspeed_mm_dit.optimizers.contract import STEP, ConfiguredOptimizer, Parameter, UpdateRule
 from mindspeed_mm_dit.training.contract import RunState
@@ -231,7 +232,8 @@ class TrainState(RunState):
         trained = {name: p for name, p in predictor.named_parameters() if p.requires_grad}
         self.ema = ExponentialMovingAverage(trained, args.ema_decay)
         self.power_ema = PowerEmas(trained, len(args.power_ema_stds))
-        self._declared = declared
+        self._base_names = {name for name, p in declared.items() if not p.saved}
+        self._packed = packed_weights(predictor)
 
     def state(self, with_optimizer: bool = True) -> checkpoints.State:
         """Return every tensor a resumed run needs, by its name in the checkpoint; the tensors are the live ones."""
@@ -241,8 +243,8 @@ class TrainState(RunState):
             "model": weights,
             **{tree: {**weights, **moved} for tree, moved in averages.items()},  # a frozen weight equals its EMA
         }
-        if with_optimizer and (kept := self.optimizer.state()):
-            state["optimizer"] = {"state": kept}
+        if with_optimizer and (moments := self.optimizer.state()):
+            state["optimizer"] = {"state": moments}
         return state
 
     def load(self, path: Path, with_optimizer: bool) -> None:
@@ -263,8 +265,10 @@ class TrainState(RunState):
         return ((name, p) for name, p in self.predictor.named_parameters() if self._is_saved(name))
 
     def _is_saved(self, name: str) -> bool:
-        return name in self._declared and self._declared[name].saved
+        return name not in self._base_names and name.rpartition(".")[0] not in self._packed
 
     def num_parameters(self) -> int:
         """Return the number of parameters of the predictor, over all shards."""
-        return sum(math.prod(p.shape) for p in self._declared.values())
+        packed = sum(math.prod(weight.shape) for weight in self._packed.values())
+        others = (p for name, p in self.predictor.named_parameters() if name.rpartition(".")[0] not in self._packed)
+        return packed + sum(p.numel() for p in others)
