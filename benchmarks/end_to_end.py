@@ -31,8 +31,8 @@ from train_throughput import reference_step
 from mindspeed_mm_dit.cli.main import main as mm_dit
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.dit import PRESETS
+from mindspeed_mm_dit.configs.fsdp2 import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.data.transforms import load_pixels
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.models.composite import DiTModel

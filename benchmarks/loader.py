@@ -26,8 +26,8 @@ from common import Report, engine_flags, timed
 from PIL import Image
 
 from mindspeed_mm_dit.configs.data import load_data_config
+from mindspeed_mm_dit.configs.fsdp2 import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.data.loader import load_batches, load_batches_in_process
 from mindspeed_mm_dit.data.order import micro_batches
 from mindspeed_mm_dit.framework.pytorch import runtime

@@ -18,7 +18,7 @@ from argparse import Namespace
 
 from common import Report, engine_flags, timed
 
-from mindspeed_mm_dit.configs.precision import FLOAT32
+from mindspeed_mm_dit.configs.fsdp2 import FLOAT32
 
 WORKER = "MM_DIT_BENCHMARK_WORKER"
 

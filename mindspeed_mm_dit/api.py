@@ -49,7 +49,7 @@ def create(config: str | Path, *, seed: int = 0, framework: Literal["pytorch", "
     >>> image.size
     (8, 8)
     """
-    from mindspeed_mm_dit.configs.embedded import config_folder
+    from mindspeed_mm_dit.configs.arguments import config_folder
     from mindspeed_mm_dit.configs.limits import expand_path
     from mindspeed_mm_dit.configs.model import load_model_config
     from mindspeed_mm_dit.framework import activate

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.fsdp2 import SHARDED_BF16, Fsdp2Config, Precision
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.precision import SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.predictor import ParameterSpec, ParameterSpecs, PredictorConfig, count
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.framework.low_bit import WIDENED_AT_ONCE, num_bytes

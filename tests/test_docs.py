@@ -17,8 +17,7 @@ from PIL import Image
 import mindspeed_mm_dit as dit
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.cli.main import command_parser, main, parse
-from mindspeed_mm_dit.configs.arguments import read_train_args
-from mindspeed_mm_dit.configs.embedded import config_folder, embedded_configs
+from mindspeed_mm_dit.configs.arguments import config_folder, embedded_configs, read_train_args
 from mindspeed_mm_dit.configs.run import rows
 from mindspeed_mm_dit.training.flags import full_parser
 from tests.clips_fixtures import clip_configs, write_clips

@@ -61,9 +61,9 @@ FAULTS = {
 STEP = "tests/device/test_steps.py -k [digits_flow]"
 WAITING = "tests/training/test_low_bit_run.py -k wait_in_memory"
 ON_A_DEVICE = {
-    "a block's copy not awaited": ("training/pytorch/offload.py",
+    "a block's copy not awaited": ("training/pytorch/parallel.py",
         "current_stream().wait_event(self._copied[number % 2])", "current_stream()", WAITING),
-    "a block's buffer reused too early": ("training/pytorch/offload.py",
+    "a block's buffer reused too early": ("training/pytorch/parallel.py",
         "        self._stream.wait_stream(devices.current_stream())\n", "", WAITING),
     "a table left on the host": ("framework/pytorch/nn.py",
         "module.register_buffer(name, torch.tensor(make()), persistent=False)",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from setuptools.build_meta import build_editable
 
-from mindspeed_mm_dit.configs.embedded import embedded_configs
+from mindspeed_mm_dit.configs.arguments import embedded_configs
 from tests.conftest import ROOT
 from tests.mindspore.launch import PYTHON, needs_mindspore
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from mindspeed_mm_dit.configs.embedded import embedded_configs
+from mindspeed_mm_dit.configs.arguments import embedded_configs
 from mindspeed_mm_dit.training.launch import train
 
 DESCRIPTION = """\

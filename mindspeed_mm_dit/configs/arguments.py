@@ -21,9 +21,8 @@ from mindspeed_mm_dit.configs.flag import AddFlags, did_you_mean, rows_of, synon
 from mindspeed_mm_dit.configs.limits import FLOAT32, MAX_SAMPLES, check_path, shorten_repr
 from mindspeed_mm_dit.configs.run import MEGATRON_FLAG_GROUPS, MINDSPEED_MM_ONLY_FLAGS, DiTArgs, RunConfig, rows
 from mindspeed_mm_dit.configs.strict import read_text
-from mindspeed_mm_dit.errors import ConfigError, flag_of
-from mindspeed_mm_dit.optimizers.by_name import is_class
-from mindspeed_mm_dit.optimizers.registry import check_flags
+from mindspeed_mm_dit.errors import ConfigError, flag_of, nearest
+from mindspeed_mm_dit.optimizers.registry import check_flags, is_class
 
 
 def read_train_args(path: str | Path, setting: str = "train.args") -> list[str]:
@@ -302,3 +301,41 @@ def _check_schedule(args: RunConfig) -> None:
 def _check(args: RunConfig, name: str, good: bool, problem: str, hint: str = "") -> None:
     if not good:
         raise ConfigError(f"{flag_of(name)} = {getattr(args, name)} {problem}. {hint}")
+
+
+PACKAGE = Path(__file__).parents[1]
+ENTRY_SCRIPT = PACKAGE.parent / "pretrain_dit.py"
+"""Next to the package, both in a checkout and in site-packages."""
+FLAGS_FILE = "train.args"
+CONFIG_FILES = {"model.json": "--mm-model", "data.json": "--mm-data"}
+"""The other files of a config folder, and the flags that replace them."""
+
+
+def embedded_configs() -> dict[str, Path]:
+    """Return the embedded config folders by name, the default first."""
+    in_wheel = PACKAGE / "examples"
+    folder = in_wheel if in_wheel.is_dir() else PACKAGE.parent / "examples/dit"
+    return {"digits": folder, **{file.parent.name: file.parent for file in sorted(folder.glob(f"*/{FLAGS_FILE}"))}}
+
+
+def config_folder(name: str) -> Path:
+    """Return the config folder ``name``: a path, or the name of an embedded one.
+
+    Raises:
+        ConfigError: it is neither; suggests the nearest embedded one.
+    """
+    known = embedded_configs()
+    if (Path(name) / FLAGS_FILE).is_file():
+        return Path(name)
+    if name in known:
+        return known[name]
+    if Path(name).is_dir():
+        missing = [file for file in (*CONFIG_FILES, FLAGS_FILE) if not (Path(name) / file).is_file()]
+        raise ConfigError(
+            f"CONFIG = {name} is not a config folder: it lacks {', '.join(missing)}. mm-dit init IMAGES --output "
+            "CONFIG writes a whole config folder; docs/extending.md shows one by hand."
+        )
+    raise ConfigError(
+        f"CONFIG = {name} is neither a folder with a {FLAGS_FILE} nor an embedded config. "
+        f"{nearest(name, known)}mm-dit train --help names the embedded ones."
+    )

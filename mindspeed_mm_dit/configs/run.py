@@ -31,10 +31,9 @@ from mindspeed_mm_dit.configs.flag import (
     unsigned_int,
     window,
 )
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, Precision
 from mindspeed_mm_dit.configs.limits import check_path
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.precision import Precision
 from mindspeed_mm_dit.configs.tuning import FineTuning
 from mindspeed_mm_dit.errors import ConfigError, flag_of
 from mindspeed_mm_dit.optimizers.contract import ConfiguredOptimizer

@@ -15,10 +15,9 @@ from pathlib import Path
 from mindspeed_mm_dit.checkpoint.store import check_is_no_checkpoint, read_classes
 from mindspeed_mm_dit.configs.arguments import checked, without_effect
 from mindspeed_mm_dit.configs.data import DataConfig, load_data_config
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
+from mindspeed_mm_dit.configs.fsdp2 import ComputeMode, Fsdp2Config, decide_precision, load_fsdp2_config
 from mindspeed_mm_dit.configs.limits import MAX_GUIDANCE, check_between
 from mindspeed_mm_dit.configs.model import ModelConfig, model_config_from_mapping, spelled_out
-from mindspeed_mm_dit.configs.precision import ComputeMode, decide_precision
 from mindspeed_mm_dit.configs.run import (
     MultiModalArguments,
     RunConfig,

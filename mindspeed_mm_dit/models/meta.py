@@ -8,8 +8,8 @@ from functools import lru_cache
 from traceback import walk_tb
 from typing import Any
 
+from mindspeed_mm_dit.configs.fsdp2 import ComputeMode
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.configs.predictor import ParameterSpecs, PredictorConfig
 from mindspeed_mm_dit.configs.tuning import FULL_TUNING, LoraSpec, TunedModelConfig, Tuning
 from mindspeed_mm_dit.errors import ConfigError, UserError

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from mindspeed_mm_dit import framework
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config
-from mindspeed_mm_dit.configs.precision import Precision
+from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, Precision, load_fsdp2_config
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.data.loader import load_batches, load_batches_in_process
 from mindspeed_mm_dit.data.order import VALIDATION_START

@@ -18,8 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from mindspeed_mm_dit.configs.arguments import check_tool, read_train_args
-from mindspeed_mm_dit.configs.embedded import CONFIG_FILES, ENTRY_SCRIPT, FLAGS_FILE, config_folder
+from mindspeed_mm_dit.configs.arguments import (
+    CONFIG_FILES,
+    ENTRY_SCRIPT,
+    FLAGS_FILE,
+    check_tool,
+    config_folder,
+    read_train_args,
+)
 from mindspeed_mm_dit.configs.limits import integer_variable
 from mindspeed_mm_dit.errors import ConfigError, nearest
 from mindspeed_mm_dit.framework import FRAMEWORKS

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mindspeed_mm_dit.checkpoint.store import CheckpointStore
-from mindspeed_mm_dit.configs.precision import Precision
+from mindspeed_mm_dit.configs.fsdp2 import Precision
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.framework import active, runtime
 from mindspeed_mm_dit.framework.exits import USER_ERROR, without_launch_variables

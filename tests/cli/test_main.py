@@ -14,7 +14,7 @@ import pytest
 import mindspeed_mm_dit
 from mindspeed_mm_dit.cli.commands import COMMANDS
 from mindspeed_mm_dit.cli.main import main
-from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT, config_folder, embedded_configs
+from mindspeed_mm_dit.configs.arguments import ENTRY_SCRIPT, config_folder, embedded_configs
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.tools.visualize import plot
 from mindspeed_mm_dit.training.launch import Launch

@@ -1,7 +1,15 @@
 import pytest
 
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config, load_fsdp2_config, resolve_paths
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision, decide_precision
+from mindspeed_mm_dit.configs.fsdp2 import (
+    AUTOCAST,
+    FLOAT32,
+    SHARDED_BF16,
+    Fsdp2Config,
+    Precision,
+    decide_precision,
+    load_fsdp2_config,
+    resolve_paths,
+)
 from mindspeed_mm_dit.errors import ConfigError, UserError
 
 NAMES = ["predictor", "predictor.blocks", *[f"predictor.blocks.{i}" for i in range(4)], "predictor.blocks.0.attn",

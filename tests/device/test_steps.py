@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from mindspeed_mm_dit.configs.fsdp2 import FLOAT32
 from mindspeed_mm_dit.configs.model import DIFFUSION_CONFIGS, load_model_config
-from mindspeed_mm_dit.configs.precision import FLOAT32
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.models.registry import load_encoders
 from mindspeed_mm_dit.objectives.registry import objective_of

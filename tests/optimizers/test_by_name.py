@@ -162,7 +162,7 @@ def test_a_plan_counts_the_state_that_a_step_leaves(name, bytes_of):
 
 
 def test_a_class_that_steps_large_tensors_of_a_cpu_alone_is_scaled_up(monkeypatch):
-    monkeypatch.setattr("mindspeed_mm_dit.optimizers.by_name.EXACT_ELEMENTS", 2000)
+    monkeypatch.setattr("mindspeed_mm_dit.optimizers.registry.EXACT_ELEMENTS", 2000)
     config = chosen(["--optimizer", f"{OURS}:Reading"])
     size = config.optimizer.state_size(config.config, (300, 20))
     assert size.num_bytes == 4 * 6000 and "scaled up from smaller tensors" in size.note

@@ -15,9 +15,9 @@ from PIL import Image
 from mindspeed_mm_dit.checkpoint.lock import FolderLock
 from mindspeed_mm_dit.checkpoint.store import BEST, CheckpointStore, find_checkpoint, read_classes, read_facts
 from mindspeed_mm_dit.configs.data import DataConfig
+from mindspeed_mm_dit.configs.fsdp2 import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.images import ClipsParam, DatasetParam
 from mindspeed_mm_dit.configs.model import AE_CONFIGS, model_config_from_mapping
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.run import MultiModalArguments, with_facts
 from mindspeed_mm_dit.configs.text_encoder import UMT5Config
 from mindspeed_mm_dit.data.sources import Rows

@@ -10,9 +10,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
+from mindspeed_mm_dit.configs.fsdp2 import AUTOCAST, FLOAT32, Fsdp2Config
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32
 from mindspeed_mm_dit.configs.predictor import XAVIER_UNIFORM, ParameterSpec, ParameterSpecs
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.models.init import initial_weights

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from mindspeed_mm_dit.configs.fsdp2 import FLOAT32
 from mindspeed_mm_dit.configs.model import load_model_config
-from mindspeed_mm_dit.configs.precision import FLOAT32
 from mindspeed_mm_dit.errors import ConfigError, PlatformError
 from mindspeed_mm_dit.training import report as module
 from mindspeed_mm_dit.training.log import RunLog, StepRecord, format_line

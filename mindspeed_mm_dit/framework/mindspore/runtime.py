@@ -15,7 +15,7 @@ import mindspore
 import numpy as np
 from mindspore import Parameter, Tensor, communication, ops
 
-from mindspeed_mm_dit.configs.precision import ComputeMode
+from mindspeed_mm_dit.configs.fsdp2 import ComputeMode
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes
 

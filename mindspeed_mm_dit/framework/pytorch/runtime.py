@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-from mindspeed_mm_dit.configs.precision import ComputeMode
+from mindspeed_mm_dit.configs.fsdp2 import ComputeMode
 from mindspeed_mm_dit.configs.source import MAX_GRAPHS
 from mindspeed_mm_dit.errors import PlatformError
 from mindspeed_mm_dit.framework.contract import host_memory_bytes

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from mindspeed_mm_dit.configs.flag import rows_of
 from mindspeed_mm_dit.configs.run import IgnoredArgs, RunConfig, rows
 from mindspeed_mm_dit.errors import ConfigError
-from mindspeed_mm_dit.optimizers.by_name import is_class
+from mindspeed_mm_dit.optimizers.registry import is_class
 
 Route = Literal["megatron", "native"]
 HOST_NAMES: Mapping[Route, str] = {"megatron": "MindSpeed-MM", "native": "MindSpeed-MM's native engine"}

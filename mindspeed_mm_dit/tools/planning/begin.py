@@ -14,9 +14,8 @@ from typing import Any
 
 from mindspeed_mm_dit.checkpoint.adapting import SourceWeights, match_labels, read_source
 from mindspeed_mm_dit.checkpoint.formats import FORMATS
-from mindspeed_mm_dit.configs.arguments import read_train_args
+from mindspeed_mm_dit.configs.arguments import FLAGS_FILE, embedded_configs, read_train_args
 from mindspeed_mm_dit.configs.dit import DIT, DiTConfig
-from mindspeed_mm_dit.configs.embedded import FLAGS_FILE, embedded_configs
 from mindspeed_mm_dit.configs.model import ModelConfig, autoencoder_config_of, model_config_from_mapping
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.configs.tuning import Tuning

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from mindspeed_mm_dit.configs.fsdp2 import AUTOCAST, FLOAT32, SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.limits import shorten_repr, whole_number
 from mindspeed_mm_dit.configs.model import TEXT_ENCODER_CONFIGS
-from mindspeed_mm_dit.configs.precision import AUTOCAST, FLOAT32, SHARDED_BF16, Precision
 from mindspeed_mm_dit.configs.strict import from_mapping, read_json
 from mindspeed_mm_dit.configs.text_encoder import PACKAGE, TextEncoderConfig, resolve_folder
 from mindspeed_mm_dit.errors import ConfigError

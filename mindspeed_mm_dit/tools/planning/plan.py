@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.arguments import Parser, read_train_args
+from mindspeed_mm_dit.configs.arguments import FLAGS_FILE, Parser, read_train_args
 from mindspeed_mm_dit.configs.data import load_data_config
 from mindspeed_mm_dit.configs.diffusion import WanFlowConfig
-from mindspeed_mm_dit.configs.embedded import FLAGS_FILE
 from mindspeed_mm_dit.configs.flag import rows_of, std
+from mindspeed_mm_dit.configs.fsdp2 import AUTOCAST
 from mindspeed_mm_dit.configs.limits import shorten_repr
 from mindspeed_mm_dit.configs.model import ModelConfig, load_model_config
-from mindspeed_mm_dit.configs.precision import AUTOCAST
 from mindspeed_mm_dit.configs.predictor import count
 from mindspeed_mm_dit.configs.run import RunConfig, check_output_file, optimizer_settings, rows
 from mindspeed_mm_dit.configs.tuning import FineTuning, tuning_from_flags

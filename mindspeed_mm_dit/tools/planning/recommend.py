@@ -6,8 +6,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from mindspeed_mm_dit.configs.fsdp2 import AUTOCAST, SHARDED_BF16
 from mindspeed_mm_dit.configs.model import ModelConfig
-from mindspeed_mm_dit.configs.precision import AUTOCAST, SHARDED_BF16
 from mindspeed_mm_dit.errors import ConfigError
 from mindspeed_mm_dit.models.meta import parameters_of
 from mindspeed_mm_dit.planning import (

@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from mindspeed_mm_dit.configs.embedded import ENTRY_SCRIPT
+from mindspeed_mm_dit.configs.arguments import ENTRY_SCRIPT
 from mindspeed_mm_dit.configs.model import load_model_config
 from mindspeed_mm_dit.configs.run import RunConfig
 from mindspeed_mm_dit.errors import ConfigError, UserError

@@ -14,8 +14,7 @@ from mindspore import Tensor, ops
 
 from mindspeed_mm_dit.checkpoint import mindspore_ckpt, power_ema
 from mindspeed_mm_dit.checkpoint.store import read_facts
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
+from mindspeed_mm_dit.configs.fsdp2 import FLOAT32, Fsdp2Config, Precision
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.framework.mindspore import runtime
 from mindspeed_mm_dit.framework.mindspore.optim import trained

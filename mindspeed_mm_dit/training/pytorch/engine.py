@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mindspeed_mm_dit.checkpoint import torch_dcp
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.precision import FLOAT32, Precision
+from mindspeed_mm_dit.configs.fsdp2 import FLOAT32, Fsdp2Config, Precision
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.framework.pytorch import runtime
 from mindspeed_mm_dit.framework.pytorch.optim import is_fsdp, is_sharded, split_by_kind
@@ -22,8 +21,8 @@ from mindspeed_mm_dit.models.registry import build_predictor
 from mindspeed_mm_dit.planning import offloaded_blocks
 from mindspeed_mm_dit.training import contract
 from mindspeed_mm_dit.training.contract import EmaModel, ForwardStep, StepResult
-from mindspeed_mm_dit.training.pytorch.offload import BlockOffload
 from mindspeed_mm_dit.training.pytorch.parallel import (
+    BlockOffload,
     average_ignored,
     check_paths,
     check_recompute,

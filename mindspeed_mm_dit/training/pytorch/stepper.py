@@ -24,7 +24,7 @@ from mindspeed_mm_dit.framework.pytorch.low_bit import packed_weights
 from mindspeed_mm_dit.framework.pytorch.optim import groups, local, native_optimizer, part_of, split_by_kind, whole_of
 from mindspeed_mm_dit.optimizers.contract import STEP, ConfiguredOptimizer, Parameter, UpdateRule
 from mindspeed_mm_dit.training.contract import RunState
-from mindspeed_mm_dit.training.pytorch.class_stepper import ClassStepper
+from mindspeed_mm_dit.training.pytorch.class_optimizer import ClassStepper
 
 
 class OptimizersContainer:

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from mindspeed_mm_dit import __version__
 from mindspeed_mm_dit.checkpoint.store import TRACKER
+from mindspeed_mm_dit.configs.fsdp2 import ComputeMode
 from mindspeed_mm_dit.configs.model import model_config_from_mapping
 from mindspeed_mm_dit.configs.model import spelled_out as looked_up
-from mindspeed_mm_dit.configs.precision import ComputeMode
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.configs.strict import read_json
 from mindspeed_mm_dit.errors import ConfigError, PlatformError, UserError, flag_of

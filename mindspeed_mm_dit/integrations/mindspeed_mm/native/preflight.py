@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mindspeed_mm_dit.configs.fsdp2 import Fsdp2Config
-from mindspeed_mm_dit.configs.precision import ComputeMode
+from mindspeed_mm_dit.configs.fsdp2 import ComputeMode, Fsdp2Config
 from mindspeed_mm_dit.configs.run import MultiModalArguments, RunConfig
 from mindspeed_mm_dit.configs.tuning import run_tuning
 from mindspeed_mm_dit.errors import ConfigError, nearest

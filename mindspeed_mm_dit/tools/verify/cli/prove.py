@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mindspeed_mm_dit.configs.embedded import config_folder
+from mindspeed_mm_dit.configs.arguments import config_folder
 from mindspeed_mm_dit.configs.limits import check_between
 from mindspeed_mm_dit.configs.run import check_output_file
 from mindspeed_mm_dit.errors import ConfigError, UserError
