@@ -7,7 +7,6 @@ registered by name (``mindspeed_mm_dit.registry``). No framework is imported bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,7 @@ from mindspeed_mm_dit.configs.text_encoder import TextEncoderConfig
 from mindspeed_mm_dit.configs.tuning import LoraSpec, is_linear_weight
 from mindspeed_mm_dit.data.captions import Tokenizer
 from mindspeed_mm_dit.errors import CheckpointError, ConfigError, PlatformError
-from mindspeed_mm_dit.framework import active, runtime
+from mindspeed_mm_dit.framework import active
 from mindspeed_mm_dit.models.autoencoder import AutoencoderSpec, NoAutoencoder
 from mindspeed_mm_dit.models.meta import lora_specs, parameters_of
 from mindspeed_mm_dit.models.pretrained import check_weights, read_tensors
@@ -100,10 +99,14 @@ def build_predictor(config: ModelConfig, base_dtype: str = "", adapters: Mapping
         for name, p in parameters_of(config).items()
         if p.stored_as or (base_dtype and is_linear_weight(name, p))
     }
-    with runtime.without_weights() if formats else nullcontext():
-        network = network_of(config.predictor)
     if formats:
+        from mindspeed_mm_dit.framework import runtime
+
+        with runtime.without_weights():
+            network = network_of(config.predictor)
         runtime.pack_weights(network, formats)
+    else:
+        network = network_of(config.predictor)
     if adapters := lora_specs(config) if adapters is None else adapters:
         from mindspeed_mm_dit.models.layers import add_lora
 
