@@ -212,7 +212,7 @@ def compiled_where_it_pays(framework, monkeypatch, request):
         network.construct = construct
         return network
 
-    monkeypatch.setattr(framework.runtime, "compiled", compiled)
+    monkeypatch.setattr(framework.runtime, "jit_forward", compiled)
 
 
 def gradient(framework, function, *arrays):
