@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -63,6 +64,8 @@ def _plain(examples: dict[str, list[Any]]) -> dict[str, list[Any]]:
     }
 
 
+WORKER = "mindspeed_mm_dit.tools.visualize.report_worker"
+"""The program that generates the samples and writes the report; the core alone does not have it."""
 SAMPLES = 200
 """Most samples of a report."""
 
@@ -89,9 +92,14 @@ def report(args: RunConfig) -> None:
     if why := _reason_for_no_samples(args):
         logger.info(f"{why}; {_sample_command(args)} generates samples")
         return
+    if importlib.util.find_spec(WORKER.partition(".visualize")[0]) is None:
+        logger.info(
+            f"note: no report, as this installation is the core alone; {_sample_command(args)} generates samples"
+        )
+        return
     with NamedTemporaryFile(suffix=".npz") as frames:
         job = _job(args, frames)
-        command = [sys.executable, "-m", "mindspeed_mm_dit.tools.visualize.report_worker", json.dumps(asdict(job))]
+        command = [sys.executable, "-m", WORKER, json.dumps(asdict(job))]
         logger.info(f"generating the report's samples: {job.steps} steps of {job.sampler}")
         sys.stdout.flush()
         runtime.free_memory()  # the sampling process computes on the same device
