@@ -70,7 +70,8 @@ FAULTS = {
     "no clipping": Fault(CLIPPING, "training.pytorch.engine:Engine._clip", ".clamp(max=1.0)", ".clamp(min=1.0)",
         "gradient/", GRADIENTS),
     "seeds by rank": Fault(SHARDED, "training.contract:train_valid_streams", "args.mm.data_set",
-        "type(args.mm.data_set)(args.mm, args.seed + runtime.rank())", "gradient/", "forward: the data: input 0"),
+        "type(args.mm.data_set)(args.mm, args.seed + int(__import__('os').environ['RANK']))",
+        "gradient/", "forward: the data: input 0"),
     "a norm in bf16": Fault(
         REPLICATED, "models.dit:DiTBlock.forward", "self.norm2(x)", "self.norm2(x.bfloat16()).float()",
         "gradient/blocks.0.mlp.", "forward: module blocks.0, first seen in blocks.0.norm2"),
