@@ -183,6 +183,15 @@ def offloaded_blocks(count: int, blocks: Sequence[str]) -> list[str]:
     return [block for n, block in enumerate(blocks) if (n + 1) * count // total > n * count // total]
 
 
+def check_offloaded_blocks(count: int, base_dtype: str | None, parameters: ParameterSpecs) -> None:
+    """Raise ConfigError unless ``count`` blocks, those of --offload-blocks, have frozen weights that can wait."""
+    what, total = f"--offload-blocks = {count}", len(parameters.blocks)
+    if count and not base_dtype:
+        raise ConfigError(f"{what} moves frozen weights, and none are stored apart. Add --base-dtype.")
+    if count > total:
+        raise ConfigError(f"{what} is more than the {total} blocks of this model. Use fewer.")
+
+
 def _offloaded_bytes(parameters: ParameterSpecs, blocks: int) -> tuple[int, int]:
     """Return the bytes that wait in the machine's memory, and those of the two buffers on the device."""
     by_block = parameters.by_block()

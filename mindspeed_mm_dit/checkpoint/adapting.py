@@ -173,7 +173,7 @@ def adapt_weights(
     differ = _differences(source, here)
     # (without a description all settings but num_heads were inferred from shapes, so misfits show what differs)
     if misfits or (differ if source.is_described else "num_heads" in differ):
-        more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{', ...' if len(misfits) > 3 else ''}"
+        more = f"tensors that cannot be adapted: {', '.join(misfits[:3])}{' and more' if len(misfits) > 3 else ''}"
         raise CheckpointError(
             f"{source.what} does not fit this model: {'; '.join([*differ.values(), *([more] if misfits else [])])}. "
             f"Only {', '.join(weight_converter_of(here).adaptable(here))} may differ."

@@ -79,7 +79,8 @@ def format_of_source(path: Path) -> str:
     if (name := format_of(path)) is not None:
         return name
     if not path.exists():
-        raise CheckpointError(f"SOURCE = {path} does not exist. {fetch_command(path)}")
+        advice = fetch_command(path) or "Correct the path; only mm-dit get downloads."
+        raise CheckpointError(f"SOURCE = {path} does not exist. {advice}")
     raise CheckpointError(f"SOURCE = {path} is in none of the formats {', '.join(FORMATS)}.")
 
 

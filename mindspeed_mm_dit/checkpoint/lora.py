@@ -225,6 +225,11 @@ def parse(text: str, flag: str) -> tuple[Path, float]:
     try:
         strength = float(last)
     except ValueError:
+        if Path(name).exists():
+            raise ConfigError(
+                f"{flag} = {shorten_repr(text)} has the strength {shorten_repr(last)}, which is not a number. Write "
+                "FILE:0.7, for example."
+            ) from None
         return Path(text), 1.0
     if not abs(strength) <= MAX_STRENGTH or not math.isfinite(strength):
         raise ConfigError(

@@ -354,7 +354,8 @@ def find_checkpoint(path: str | Path, flag: str = "--checkpoint") -> Path:
         )
     if not path.exists():
         problem = "is a link to nothing" if path.is_symlink() else "does not exist"
-        raise CheckpointError(f"{flag} = {path} {problem}. {fetch_command(path) or suggest_path(path)}")
+        advice = fetch_command(path) or f"{suggest_path(path)}Correct the path; only mm-dit get downloads."
+        raise CheckpointError(f"{flag} = {path} {problem}. {advice}")
     return path
 
 

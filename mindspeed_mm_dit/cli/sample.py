@@ -178,10 +178,11 @@ def run(args: argparse.Namespace) -> int:
         return 0
     samples = GeneratedSamples(images, tuple(titles), conditions.labels, request.seed)
     written = output.save(samples, _in_words(args, request, described))
-    size, noun = " x ".join(map(str, config.sample_size)), "images" if images.ndim == 4 else "videos"
+    size, noun = " x ".join(map(str, config.sample_size)), "image" if images.ndim == 4 else "video"
+    noun += "s" * (len(images) != 1)
     words = f", on {ranks} rank(s)" if ranks > 1 else ""
     words += "; the size is that of model.json (--size changes it)" if args.size is None else ""
-    rate = f"{len(samples) / seconds:.2f} {noun}/s"
+    rate = f"{len(samples) / seconds:.2f} {noun.rstrip('s')}s/s"
     echo(f"{written}: {len(samples)} {noun} of {size} in {seconds:.1f} s, {rate}{words}")
     return 0
 

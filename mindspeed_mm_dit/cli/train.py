@@ -19,6 +19,7 @@ A run writes its outputs below the working directory. These environment variable
 
   AI_FRAMEWORK=NAME       pytorch (default, launched by torchrun) or mindspore (launched by msrun)
   NPUS_PER_NODE=N         processes on this node (default: one per accelerator; on a CPU 1, or 2 with mindspore)
+  CUDA_VISIBLE_DEVICES    which accelerators, such as 0,1 (of NVIDIA; on Ascend ASCEND_RT_VISIBLE_DEVICES)
   NNODES NODE_RANK MASTER_ADDR MASTER_PORT    several nodes; run the command on each
   MM_TOOL=FILE            tools.json of MindSpeed-MM, required by --host mindspeed-mm
   OMP_NUM_THREADS=N       threads of each process (default: the processes share the cores)

@@ -107,6 +107,29 @@ _NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
 """A number, which argparse takes for a flag where it has an exponent."""
 
 
+_IN_WORDS = (
+    (r"must .*", r"\g<0>"),
+    (r"expected one argument", r"needs a value"),
+    (r"expected at least one argument", r"needs at least one value"),
+    (r"expected (\d+) arguments", r"needs \1 values"),
+    (r"invalid int value: (.*)", r"must be a whole number, not \1"),
+    (r"invalid float value: (.*)", r"must be a number, not \1"),
+    (r"not allowed with argument (\S+)", r"cannot be given together with \1"),
+    (r"ignored explicit argument (.*)", r"takes no value, and has \1"),
+)
+"""What argparse says of an argument -> the same in words that follow its name."""
+
+
+def _in_words(problem: str) -> str:
+    """Return what argparse says of an argument as words that follow its name."""
+    if choice := re.fullmatch(r"invalid choice: (.*) \(choose from (.*)\)", problem, re.S):
+        return f"= {choice[1]} is none of {choice[2].replace(chr(39), '')}"
+    for pattern, words in _IN_WORDS:
+        if match := re.fullmatch(pattern, problem, re.S):
+            return match.expand(words)
+    return problem if problem.startswith("cannot be read: ") else f"cannot be used: {problem}"
+
+
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
     """Adds to the help of a flag that it is required, or its default unless that is nothing or the help names it."""
 
@@ -138,11 +161,14 @@ class Parser(argparse.ArgumentParser):
             known = self._option_string_actions
             self.refuse([word for word in self._argv if word.startswith("--") and not any(
                 flag.startswith(word.partition("=")[0]) for flag in known)])  # fmt: skip
+            missing = [name for name in message.partition(": ")[2].split(", ") if name != "FLAGS"]
+            words = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
+            command = "training" if self.prog == TRAINING else self.prog
+            raise ConfigError(f"{command} needs {words}. {self.help_command} explains every flag.")
         short = message if len(message) < 500 else f"{message[:240]} ... {message[-240:]}"
-        match = re.fullmatch(r"argument (-\S+): (.*)", short, re.S)  # (also of a flag in train.args)
-        where, problem = match.groups() if match else ("command line", short)
-        colon = "" if problem.startswith("must ") else ":"
-        raise ConfigError(f"{where}{colon} {problem}. {self.help_command} explains every flag.")
+        match = re.fullmatch(r"argument (\S+): (.*)", short, re.S)  # (also of a flag in train.args)
+        where, problem = match.groups() if match else ("The command line", f"cannot be read: {short}")
+        raise ConfigError(f"{where} {_in_words(problem)}. {self.help_command} explains every flag.")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse as argparse does; raise ConfigError for a flag with other dashes or spaces, as pasted from a page."""

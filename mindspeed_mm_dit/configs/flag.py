@@ -166,6 +166,7 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         "--eval-interval or --sample-interval": "validation-steps validation-step-interval validation-epochs",
         "--eval-interval": "eval-steps eval-every eval-freq eval-every-n-steps val-interval val-every "
         "val-check-interval validate-every-n-steps",
+        "--ai-framework": "framework backend",
         "--eval-iters": "val-batches eval-batches max-validation-steps",
         "--sample-interval": "sample-every sample-every-n-steps sample-freq sample-every-n-epochs",
         "--log-interval": "logging-steps log-every log-every-n-steps log-steps print-freq logging-interval",
@@ -177,6 +178,7 @@ SYNONYMS: Mapping[str, str] = MappingProxyType(
         # devices
         "--world-size": "num-gpus gpus num-devices devices num-processes nproc-per-node",
         "the environment variable NPUS_PER_NODE": "num-gpus gpus num-devices devices num-processes nproc-per-node",
+        "the environment variable CUDA_VISIBLE_DEVICES": "device devices device-id gpu gpu-id gpu-ids",
         "the environment variable NNODES": "num-nodes nnodes num-machines",
         "--use-torch-fsdp2": "fsdp use-fsdp use-fsdp2 deepspeed use-deepspeed zero-stage use-distributed-optimizer",
         "--context-parallel-size": "cp-size sp-size ulysses-size ulysses-degree sequence-parallel-size",

@@ -134,6 +134,14 @@ def _hint(value: Any, kinds: Iterable[Any]) -> str:
     return nearest(value, [choice for choice in choices if isinstance(choice, str)]) if len(choices) > 1 else ""
 
 
+def _siblings(path: str | Path) -> list[str]:
+    """Return the names beside a missing file."""
+    try:
+        return os.listdir(Path(path).parent)
+    except OSError:
+        return []
+
+
 def read_text(path: str | Path, flag: str) -> str:
     """Read a text file; ``flag`` is the option that named it.
 
@@ -150,6 +158,10 @@ def read_text(path: str | Path, flag: str) -> str:
             )
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError(
+                f"{what} does not exist. {nearest(Path(path).name, _siblings(path))}Correct the path."
+            ) from None
         raise ConfigError(f"{what} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
@@ -179,6 +191,8 @@ def read_any_json(path: str | Path, flag: str) -> Any:
     try:
         content = json.loads(read_text(path, flag), object_pairs_hook=without_duplicates)
     except json.JSONDecodeError as error:
+        if not error.doc.strip():
+            raise ConfigError(f"{what} is empty. Write a JSON object into it.") from None
         raise ConfigError(
             f"{what} is not JSON: {error.msg} in line {error.lineno}. JSON has no comments, needs double quotes around "
             "names, and no comma after the last item of a list."

@@ -206,7 +206,7 @@ def _matching_names(
         ends = _ends(names)
         raise ConfigError(
             f"{flag} = {pattern} matches no {kind} of this model. {nearest(pattern, [*ends, *names])}"
-            f"{_available_names(ends)}"
+            f"{_available_names(ends)} The words {', '.join(SETS)} each name a set of layers."
         )
     return matches
 

@@ -106,9 +106,11 @@ def _usable(
     if wrong and not (param.skip_bad_images and len(wrong) < len(rows)):
         hint = "" if rows.files else similar_name(Path(rows.paths[next(iter(wrong))]))
         repair = "Write the shard again without them" if rows.files else "Repair or remove them"
+        if " has no caption" in problems[0] and not rows.files:
+            repair = "Write their captions, or correct dataset_param.captions"
         raise DataError(
-            f"{len(wrong)} of {len(rows)} images cannot be used. The first: {problems[0]}. {hint}{repair}, or set "
-            "dataset_param.skip_bad_images to true."
+            f"{len(wrong)} of {len(rows)} images cannot be used. The first: {problems[0]}. {hint}{repair}"
+            f"{', or set dataset_param.skip_bad_images to true' * (len(wrong) < len(rows))}."
         )
     good = np.array([number for number in range(len(rows)) if number not in wrong], np.int64)
     rows, looks = rows.subset(good), [looks[number] for number in good.tolist()] if looks else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,11 +52,18 @@ def list_images(param: DatasetParam, labelled: bool = True, known_classes: Seque
     if not listing.rows:
         note = f" ({listing.notes[0].partition(': ')[2]})" if listing.notes else ""
         raise DataError(
-            f"dataset_param.data_folder = {folder} holds no images{note}. {_advice_if_empty(folder, param.index)}"
+            f"dataset_param.data_folder = {folder} holds no images{note}. "
+            f"{_ADVICE_FOR_VIDEOS if _VIDEO.search(note) else _advice_if_empty(folder, param.index)}"
         )
     if param.source is not None:
         check_is_source(param.source, folder, [label for _, label in listing.rows], labelled)
     return listing
+
+
+_VIDEO = re.compile(r"\.(mp4|mov|mkv|webm|avi)\b", re.IGNORECASE)
+_ADVICE_FOR_VIDEOS = (
+    "Videos are listed in an annotation file: docs/data.md, 'Clips with captions'. mm-dit init reads images only."
+)
 
 
 def _advice_if_empty(folder: Path, index: str | None) -> str:

@@ -36,7 +36,14 @@ from mindspeed_mm_dit.models.data import check_sizes, models_by_shape, most_expe
 from mindspeed_mm_dit.models.meta import parameters_of, with_tuning
 from mindspeed_mm_dit.models.registry import check_encoders
 from mindspeed_mm_dit.objectives.registry import find_sampler, objective_of
-from mindspeed_mm_dit.planning import MemoryLimit, Placement, check_model_fits, check_state_fits, memory_warning
+from mindspeed_mm_dit.planning import (
+    MemoryLimit,
+    Placement,
+    check_model_fits,
+    check_offloaded_blocks,
+    check_state_fits,
+    memory_warning,
+)
 from mindspeed_mm_dit.sampling.conditions import check_prompts, read_prompts
 from mindspeed_mm_dit.terminal import logger
 from mindspeed_mm_dit.training.callbacks.registry import check_callback_folders, check_callbacks
@@ -166,11 +173,8 @@ def _check_base(args: RunConfig, mm: MultiModalArguments, host: HostFacts) -> No
         raise PlatformError(f"--base-dtype = {args.base_dtype} is not offered in {host.name}. Leave it out.")
     if not args.offload_blocks:
         return
-    what, blocks = f"--offload-blocks = {args.offload_blocks}", parameters_of(mm.model).blocks
-    if not args.base_dtype:
-        raise ConfigError(f"{what} moves frozen weights, and none are stored apart. Add --base-dtype.")
-    if args.offload_blocks > len(blocks):
-        raise ConfigError(f"{what} is more than the {len(blocks)} blocks of this model. Use fewer.")
+    check_offloaded_blocks(args.offload_blocks, args.base_dtype, parameters_of(mm.model))
+    what = f"--offload-blocks = {args.offload_blocks}"
     if mm.fsdp2 is None or not mm.fsdp2.recompute_modules:
         raise ConfigError(
             f"{what} needs the blocks to be recomputed in backward. Add --use-torch-fsdp2, and recompute_modules in "

@@ -70,7 +70,7 @@ def check_captions(tokenizer: Tokenizer, captions: Sequence[str], flag: str) -> 
     """Raise ConfigError naming ``flag`` if a caption is too long for the encoder or has no words."""
     for problem in caption_problems(tokenizer, captions):
         if problem:
-            raise ConfigError(f"{flag} {problem}. Write it shorter, in words.")
+            raise ConfigError(f"{flag} {problem}. Write {'it in words' if 'no words' in problem else 'it shorter'}.")
 
 
 def check_files(config: TransformersTextConfig) -> None:

@@ -129,6 +129,7 @@ def load_class(location: str) -> Any:
     kind, base = getattr(module, name, None), library.Optimizer
     if kind is None:
         known = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+        known = [key for key in known if key not in ("Optimizer", "LBFGS")]
         raise ConfigError(
             f"{what} names a class that {module_name} does not have. {nearest(name, known)}Its optimizers are "
             f"{', '.join(known) or 'none'}."

@@ -391,7 +391,8 @@ def _is_number(text: str) -> bool:
 
 
 def _refuse_class(requested: Sequence[str], part: str, names: Sequence[str]) -> NoReturn:
-    problem = f"--classes = {shorten_repr(','.join(requested))} has {shorten_repr(part)}, which is neither a label"
+    has = f" has {shorten_repr(part)}, which" if part != ",".join(requested) else ""
+    problem = f"--classes = {shorten_repr(','.join(requested))}{has} is neither a label"
     if not names:
         raise ConfigError(f"{problem} nor a range. Write, for example, 0-9 or 1,5,7-9.")
     raise ConfigError(

@@ -109,6 +109,10 @@ def _second_of(checkpoint: Path) -> Path | None:
     return FORMATS[kind].second_network(checkpoint) if kind else None
 
 
+NO_WEIGHTS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".mp4", ".txt", ".json", ".yaml", ".args")
+"""Endings of files that are named in place of weights by mistake."""
+
+
 def _described(path: Path, model_json: str | Path | None, flag: str, base_dtype: str) -> CheckpointDescription:
     facts = _facts(path)
     if model_json is not None and not (flag == LOW and "model" in facts):
@@ -119,7 +123,14 @@ def _described(path: Path, model_json: str | Path | None, flag: str, base_dtype:
     elif flag == WEAKER:
         raise ConfigError(f"{flag} = {path} contains no model.json. Name a checkpoint of a run of mm-dit.")
     else:
-        raise ConfigError(f"--model is needed, because {path} contains no model.json.")
+        if path.is_file() and path.suffix.lower() in NO_WEIGHTS:
+            raise CheckpointError(
+                f"{flag} = {path} is no file of weights. Name the --save folder of a run, or a .pt, .safetensors, "
+                ".ckpt or .gguf file."
+            )
+        raise ConfigError(
+            f"--model is needed, because {path} contains no model.json. Name the model.json of its network."
+        )
     config = config.without_teachers()
     check_model_fits(config, MemoryLimit("this machine", host_memory_bytes()), base_dtype)
     classes, captions, words = (tuple(map(str, facts.get(name) or ())) for name in ("classes", "captions", "words"))

@@ -87,7 +87,8 @@ def _flags_of_config(folder: Path, framework: str, flags: Sequence[str]) -> list
     missing = [file for file, flag in needed.items() if flag not in replaced and not (folder / file).is_file()]
     if missing:
         instead = " ".join(f"{needed[file]} FILE" for file in missing)
-        raise ConfigError(f"CONFIG = {folder} lacks {', '.join(missing)}. Write them, or add {instead}.")
+        them = "it" if len(missing) == 1 else "them"
+        raise ConfigError(f"CONFIG = {folder} lacks {', '.join(missing)}. Write {them}, or add {instead}.")
     return [
         *("--ai-framework", framework),
         *(word for file, flag in (CONFIG_FILES | sharding).items() for word in (flag, str(folder / file))),

@@ -188,3 +188,20 @@ def test_train_args_are_the_words_of_a_shell(tmp_path):
     for content, message in ((b"--lr 1\n--seed\0 2\n", "train.args, line 2"), (b"\0" * (2 << 20), "2.0 MiB")):
         (tmp_path / "train.args").write_bytes(content)
         pytest.raises(ConfigError, read_train_args, tmp_path / "train.args").match(message)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("sample", "mm-dit sample needs --checkpoint and --output"),
+        ("ema", "mm-dit ema needs --checkpoint, --std and --output"),
+        ("train", "mm-dit train needs CONFIG"),
+        ("sample --checkpoint", "--checkpoint needs a value"),
+        ("sample --checkpoint a --output b --base-dtype q4", "--base-dtype = 'q4' is none of nf4, int8, fp8, bf16"),
+        ("sample --checkpoint a --output b --steps x", "--steps must be a whole number, not 'x'"),
+        ("sample --checkpoint a --output b --cfg-scale x", "--cfg-scale must be a number, not 'x'"),
+    ],
+)
+def test_what_argparse_refuses_is_a_sentence(words, message, capsys):
+    assert main(words.split()) == 2
+    assert f"ConfigError: {message}. " in capsys.readouterr().err

@@ -112,7 +112,7 @@ def _stored(kind: str, shape: tuple[int, ...], data: np.ndarray, what: str) -> L
 
 
 def _refuse_to_write(path: Path, state: State) -> None:
-    raise ConfigError(f"TARGET = {path}: GGUF files are read, and not written. Write a .safetensors with --dtype nf4.")
+    raise ConfigError("TARGET is a GGUF file, which is read, and not written. Write a .safetensors with --dtype nf4.")
 
 
 GGUF = Format(

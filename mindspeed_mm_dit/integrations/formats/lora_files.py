@@ -109,7 +109,7 @@ def _file(path: Path) -> Path:
         if len(files) != 1:
             found = ", ".join(file.name for file in files[:5])
             found = found or f"neither {DIFFUSERS} nor {PEFT}, only {list_first_names(path)}"
-            raise CheckpointError(f"{path} holds {found}. Name the file of adapters.")
+            raise CheckpointError(f"{path} holds no adapters (LoRA): it has {found}. Name the file or run of adapters.")
         return files[0]
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist.")

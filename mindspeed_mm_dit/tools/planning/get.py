@@ -114,7 +114,8 @@ def find_published(name: str, hub: str | None) -> PublishedWeights:
     """Return the record of ``name``, which may also be ``owner/name`` of a hub; raises ConfigError if it is neither."""
     if name in PUBLISHED:
         return PUBLISHED[name]
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+    alike = any(name.startswith(f"{known.partition('/')[0]}/") for known in PUBLISHED if "/" in known)
+    if alike or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ConfigError(
             f"mm-dit get does not know the model {name}. {nearest(name, PUBLISHED)}Give OWNER/NAME of a hub, or one of "
             "the names that mm-dit get lists."

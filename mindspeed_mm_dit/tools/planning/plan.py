@@ -23,7 +23,16 @@ from mindspeed_mm_dit.hosts.registry import host_by_name
 from mindspeed_mm_dit.models.data import check_sizes, most_expensive_shape, with_budget
 from mindspeed_mm_dit.models.meta import multiply_adds, parameters_of, with_tuning
 from mindspeed_mm_dit.optimizers.registry import check_flags
-from mindspeed_mm_dit.planning import CARDS, PEAKS, Placement, memory, optimizer_note, smallest_card, train_flop
+from mindspeed_mm_dit.planning import (
+    CARDS,
+    PEAKS,
+    Placement,
+    check_offloaded_blocks,
+    memory,
+    optimizer_note,
+    smallest_card,
+    train_flop,
+)
 from mindspeed_mm_dit.terminal import echo
 from mindspeed_mm_dit.tools.planning.recommend import (
     GIB,
@@ -113,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write_native:
         return write_native(args)
     model = with_tuning(load_model_config(args.model), tuning_from_flags(run))
+    check_offloaded_blocks(run.offload_blocks, run.base_dtype, parameters_of(model))
     if args.data:
         model = most_expensive_in_data(model, args.data)
     run_here = Placement(
@@ -120,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         sequence_ranks=args.context_parallel_size,
         averages=1 + len(args.power_ema_stds),
         optimizer=run.chosen_optimizer(),
+        offloaded_blocks=run.offload_blocks,
         offloaded=args.offload_to_cpu,
     )
     request = Request(
@@ -302,7 +313,7 @@ def print_memory(model: ModelConfig, request: Request, chosen: Recommendation) -
     parts = [(name, getattr(plan, name), notes.get(name, "")) for name in names]
     parts.append(("activations", micro * plan.activations_per_sample, f" of {micro} {units}"))
     parts.append(("workspace", micro * plan.workspace_per_sample, " (estimate)"))
-    if placement.offloaded:
+    if plan.host_bytes_offloaded:
         parts.append(("in the machine", plan.host_bytes_offloaded, " a rank"))
     parts.append(("total", plan.total(micro), f" of {request.device_bytes / GIB:g} GiB"))
     unit, size = ("GiB", GIB) if plan.total(micro) >= GIB else ("MiB", 2**20)

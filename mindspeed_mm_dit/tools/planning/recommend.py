@@ -124,9 +124,8 @@ def candidates(request: Request) -> list[Placement]:
         for size in dict.fromkeys(sizes[-1:] if request.run.offloaded else sizes)
         for reshard in (False, True)
     ]
-    return plain + [
-        dataclasses.replace(placement, recompute=True) for placement in plain if placement.reshard_after_forward
-    ]
+    again = [dataclasses.replace(placement, recompute=True) for placement in plain if placement.reshard_after_forward]
+    return again if request.run.offloaded_blocks else plain + again  # (blocks that wait are recomputed)
 
 
 def fsdp2_yaml(model: ModelConfig, recommendation: Recommendation, header: str) -> str:

@@ -127,7 +127,7 @@ class GuardedLogger(MetricsLogger):
 
     def _give_up(self, error: Exception) -> None:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
-        logger.warning(f"warning: {self._name}: records no more curves: {words}; the run continues")
+        logger.warning(f"warning: {self._name} records no more curves, because of {words}; the run continues")
 
 
 METRICS_LOGGERS = Registry[MetricsLoggerSpec]("metrics_logger")

@@ -171,3 +171,12 @@ def test_state_and_traffic_of_muon_are_planned(preset):
     sent = [traffic(model, Placement(8, 8, optimizer=one), 3).within_shards for one in (chosen, ADAMW)]
     assert sent[0] - sent[1] == pytest.approx(7 / 8 * 4 * matrices, abs=2)
     assert traffic(model, Placement(8, 1, optimizer=chosen)) == traffic(model, Placement(8, 1, optimizer=ADAMW))
+
+
+def test_blocks_that_wait_are_planned_with_recompute(capsys):
+    flags = [*PLAN, "--lora-target-modules", "attention", "--base-dtype", "nf4", "--offload-blocks"]
+    assert main([*flags, "14"]) == 0
+    printed = capsys.readouterr().out
+    assert "recompute on" in printed and "in the machine" in printed
+    assert main([*flags, "99"]) == 2
+    assert "more than the 28 blocks" in capsys.readouterr().err
